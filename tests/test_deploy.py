@@ -15,6 +15,8 @@ from typer.main import get_command
 
 from paclm.cli.main import app
 from paclm.config import ServerConfig
+from paclm.curator.master_key import load_keys
+from paclm.errors import CuratorError
 from paclm.server.api_keys import KeyInfo
 from paclm.server.telemetry import MARKS, REFUSALS, ROUTES, Metrics, Standing
 
@@ -22,6 +24,9 @@ ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"
 DASHBOARD = json.loads((DEPLOY / "grafana" / "dashboard.json").read_text())
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+MANIFEST = list(yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text()))
+POD = MANIFEST[-1]["spec"]["template"]["spec"]
+(CONTAINER,) = POD["containers"]
 ALERTS = yaml.safe_load((DEPLOY / "alerts.yml").read_text())
 PLAIN = re.sub(r"^#.*\n", "", (DEPLOY / "Containerfile").read_text(), flags=re.M)
 INSTRUCTIONS = re.sub(r"\\\n\s*", " ", PLAIN)  # joined lines: one instruction each
@@ -129,7 +134,7 @@ def test_the_container_is_unprivileged_and_has_a_health_check():
 def test_images_have_versions_and_nothing_is_added_from_elsewhere():
     assert all(":" in line.split()[0] for line in instructions("FROM"))
     assert not instructions("ADD")
-    for service in COMPOSE["services"].values():
+    for service in (*COMPOSE["services"].values(), CONTAINER):
         assert re.search(r":[\w.]+$", service["image"])
         assert not service["image"].endswith("latest")
 
@@ -174,7 +179,95 @@ def test_services_listen_on_loopback_drop_capabilities_and_have_time_to_stop():
     grace = COMPOSE["services"]["server"]["stop_grace_period"]
     assert int(grace.removesuffix("s")) > ServerConfig().shutdown_seconds
     for path in DEPLOY.rglob("*.y*ml"):
-        assert isinstance(yaml.safe_load(path.read_text()), dict), path  # one document, not empty
+        documents = list(yaml.safe_load_all(path.read_text()))
+        assert all(isinstance(document, dict) for document in documents), path  # none is empty
+        assert len(documents) == 1 or path.name == "kubernetes.yaml", path
+
+
+def by_kind(kind):
+    return [document for document in MANIFEST if document["kind"] == kind]
+
+
+def test_kubernetes_has_one_replica_that_stops_before_the_next_starts_and_nothing_scales_it():
+    (deployment,) = by_kind("Deployment")
+    assert {document["kind"] for document in MANIFEST} == {"PersistentVolumeClaim", "Service", "Deployment"}
+    assert deployment["spec"]["replicas"] == 1
+    assert deployment["spec"]["strategy"] == {"type": "Recreate"}
+    claims = {claim["metadata"]["name"]: claim["spec"]["accessModes"] for claim in by_kind("PersistentVolumeClaim")}
+    assert set(map(tuple, claims.values())) == {("ReadWriteOncePod",)}
+    disks = [volume["persistentVolumeClaim"] for volume in POD["volumes"] if "persistentVolumeClaim" in volume]
+    assert sorted(disk["claimName"] for disk in disks) == sorted(claims)
+    (service,) = by_kind("Service")
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"] == deployment["spec"]["selector"]["matchLabels"] == labels
+    assert POD["terminationGracePeriodSeconds"] > ServerConfig().shutdown_seconds
+
+
+def test_the_pod_is_unprivileged_and_its_user_is_that_of_the_image():
+    user, group = map(int, instructions("USER")[0].split(":"))
+    context = POD["securityContext"]
+    assert context["runAsNonRoot"] is True
+    assert (context["runAsUser"], context["runAsGroup"], context["fsGroup"]) == (user, group, group)
+    assert context["fsGroupChangePolicy"] == "OnRootMismatch"  # else the group could enter the workspace: refused
+    assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+    own = CONTAINER["securityContext"]
+    assert own["allowPrivilegeEscalation"] is False
+    assert own["readOnlyRootFilesystem"] is True
+    assert own["capabilities"] == {"drop": ["ALL"]}
+    assert POD["automountServiceAccountToken"] is False
+    assert POD["enableServiceLinks"] is False
+    assert "privileged" not in json.dumps(MANIFEST)
+    assert "hostPath" not in json.dumps(MANIFEST)
+    assert {"cpu", "memory"} <= set(CONTAINER["resources"]["requests"])
+
+
+def test_the_pod_runs_a_command_of_the_program_and_probes_its_health():
+    program, command, folder, *arguments = CONTAINER["args"]
+    assert (program, command) == ("paclm", "serve")
+    known = {name for option in get_command(app).commands[command].params for name in option.opts}
+    assert [word for word in arguments if word.startswith("--") and word not in known] == []
+    assert [str(port["containerPort"]) for port in CONTAINER["ports"]] == instructions("EXPOSE") == [arguments[-1]]
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        asked = CONTAINER[probe]["httpGet"]
+        assert (asked["path"], asked["port"]) == ("/health", CONTAINER["ports"][0]["name"])
+    mounts = {mount["mountPath"]: mount["name"] for mount in CONTAINER["volumeMounts"]}
+    assert set(mounts.values()) == {volume["name"] for volume in POD["volumes"]}
+    assert set(json.loads(instructions("VOLUME")[0])) | {"/tmp"} <= set(mounts)  # the root is read-only
+    assert Path(folder).parent == Path("/workspace")  # inside: the disk's top folder is open to its group
+
+
+def test_what_kubernetes_gives_to_the_program_is_read_and_the_key_is_in_a_file():
+    source = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    given = {variable["name"]: variable["value"] for variable in CONTAINER["env"]}
+    assert all(f'"{name}"' in source for name in given if name.startswith("PACLM_"))
+    assert [name for name in given if re.search(r"KEY|PASSWORD|TOKEN", name)] == ["PACLM_KEY_COMMAND"]
+    _, file = shlex.split(given["PACLM_KEY_COMMAND"])
+    (secret,) = [volume for volume in POD["volumes"] if "secret" in volume]
+    (mount,) = [mount for mount in CONTAINER["volumeMounts"] if mount["name"] == secret["name"]]
+    assert mount["readOnly"] is True
+    assert file in [f"{mount['mountPath']}/{item['path']}" for item in secret["secret"]["items"]]
+    assert secret["secret"]["defaultMode"] == 0o440
+    for name in ("PACLM_WITNESS", "PACLM_STATE_DIR", "PACLM_CACHE_DIR", "HF_HOME"):
+        assert given[name].startswith(("/workspace/", "/witness/")), name  # on a disk that stays
+    readme = (DEPLOY / "README.md").read_text()
+    assert f"create secret generic {secret['secret']['secretName']} --from-file={file.rsplit('/')[-1]}=" in readme
+
+
+def test_a_key_that_its_group_can_read_serves_by_command_and_not_as_a_file(tmp_path, monkeypatch):
+    """As Kubernetes mounts a Secret where fsGroup is set: mode 0440."""
+    key = tmp_path / "key"
+    key.write_text("ab" * 32)
+    key.chmod(0o440)
+    for name in ("PACLM_KEY", "PACLM_KEY_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PACLM_KEY_COMMAND", f"/bin/cat {key}")
+    by_command = load_keys(tmp_path, may_create=False)
+    monkeypatch.delenv("PACLM_KEY_COMMAND")
+    monkeypatch.setenv("PACLM_KEY_FILE", str(key))
+    with pytest.raises(CuratorError, match="0440"):
+        load_keys(tmp_path, may_create=False)
+    key.chmod(0o400)
+    assert load_keys(tmp_path, may_create=False).id == by_command.id
 
 
 def test_prometheus_uses_an_admin_key_and_existing_rule_files():

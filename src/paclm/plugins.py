@@ -21,7 +21,7 @@ from paclm.errors import InvalidInput, PluginError
 
 Group = Literal["releases", "regimes", "attacks", "baselines", "readers"]
 GROUPS: tuple[Group, ...] = get_args(Group)
-_TAKEN = "that name is built in, and no plugin may replace what is built in"
+_TAKEN = "That name is built in, and no plugin may replace what is built in."
 
 
 class Plugin(NamedTuple):
@@ -43,9 +43,9 @@ class Plugin(NamedTuple):
         return self.target.partition(":")[0].strip()
 
     def broken(self, why: str) -> PluginError:
-        """An error about this plugin, with what to do."""
+        """An error about this plugin: a sentence that says why, then what to do."""
         remedy = f"Update that package or remove it: pip uninstall {self.package}" if self.package else "Correct it."
-        return PluginError(f"The {self.group[:-1]} {self.name!r} of {self.origin} cannot be used: {why}. {remedy}")
+        return PluginError(f"The {self.group[:-1]} {self.name!r} of {self.origin} cannot be used. {why} {remedy}")
 
 
 class Loaded(NamedTuple):
@@ -72,7 +72,7 @@ def plugin_named(group: Group, name: str, built_in: Collection[str]) -> Plugin |
     """The installed plugin of that name, if there is one; two packages that declare it are an error."""
     found = [plugin for plugin in find_plugins(group, built_in) if plugin.name == name]
     if len(found) > 1:
-        raise found[0].broken(f"{found[1].origin} declares the same name")
+        raise found[0].broken(f"{found[1].origin} declares the same name.")
     return found[0] if found else None
 
 
@@ -83,14 +83,14 @@ def load(plugin: Plugin, kind: Any, built_in: Collection[str] = ()) -> Loaded:
     try:
         value = metadata.EntryPoint(plugin.name, plugin.target, f"paclm.{plugin.group}").load()
     except (Exception, SystemExit) as error:  # code of others may raise anything
-        raise plugin.broken(f"importing {plugin.target} failed with {type(error).__name__}: {error}") from error
+        raise plugin.broken(f"Importing {plugin.target} failed with {type(error).__name__}: {error}.") from error
     if not isinstance(value, kind):
-        raise plugin.broken(f"{plugin.target} is a {type(value).__name__}, not a {kind.__name__}")
+        raise plugin.broken(f"{plugin.target} is a {type(value).__name__}, not a {kind.__name__}.")
     name = getattr(value, "name", plugin.name)
     if plugin.package is None:
         plugin = plugin._replace(name=name)
     if name != plugin.name:
-        raise plugin.broken(f"{plugin.target} calls itself {name!r}, and the two names must be the same")
+        raise plugin.broken(f"{plugin.target} calls itself {name!r}, and the two names must be the same.")
     if name in built_in:
         raise plugin.broken(_TAKEN)
     return Loaded(plugin, value)

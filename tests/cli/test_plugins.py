@@ -174,7 +174,7 @@ def test_a_package_that_claims_a_built_in_name_is_refused_and_never_imported(sit
         ["study", "run", workspace, "census"],
         ["study", "run", workspace, "own"],
     ):
-        with pytest.raises(PluginError, match=r"of hostile-package 1\.0 cannot be used: that name is built in"):
+        with pytest.raises(PluginError, match=r"of hostile-package 1\.0 cannot be used\. That name is built in"):
             invoke(*words)
     assert invoke("init", "w", "--corpus", "notes.jsonl", "--base", "model", "--worlds", "4").exit_code == 0
     assert not (site / "imported").exists()
@@ -208,7 +208,7 @@ def test_two_packages_with_one_name_are_refused_when_it_is_asked_for(site, vote_
     for package in ("first", "second"):
         text = f'{RULE}RULE = Rule("own", release_plurality, reads_secret=False)\n'
         install(site, package, {"releases": {"own": f"{package}_one:RULE"}}, **{f"{package}_one": text})
-    with pytest.raises(PluginError, match=r"of first 1\.0 cannot be used: second 1\.0 declares the same name"):
+    with pytest.raises(PluginError, match=r"of first 1\.0 cannot be used\. second 1\.0 declares the same name"):
         invoke("replay", vote_files["gumbel"], "--release", "own", *SHORT)
     assert figures_of("replay", vote_files["gumbel"], *SHORT)["release"] == "gaussian"
 

@@ -87,6 +87,10 @@ def test_it_prints_its_address_answers_and_ends_cleanly_on_sigterm(clinic, tmp_p
             banner[name] = rest.strip()
         assert {"Opening", "API", "dashboard", "left", "guarantee"} <= banner.keys()
         assert banner["engine"].startswith("CPU")
+        parts = ", ".join(rf"{part} [\d.]+" for part in ("base", "adapters", "cache", "activations"))
+        assert re.match(rf"engine at most [\d.]+ GiB \({parts}\)", banner["memory"])
+        if Path("/proc").exists():
+            assert re.search(r"now in use: curator process [\d.]+ GiB, front process [\d.]+ GiB", banner["memory"])
         assert banner["left"].startswith("4,096 tokens")
         assert "PACLM_WITNESS=" in banner["no"]  # no witness
         assert "PACLM_KEY_FILE=" in banner["key"]

@@ -88,6 +88,7 @@ def test_an_engine_takes_less_context_and_fewer_sequences_than_asked_if_its_cach
     engine = build_engine(model, make_stack(model, 2), runtime, 10)
     assert (engine.context, engine.max_sequences, engine.capacity) == (48, 2, 128)
     assert "float32, up to 2 sequences of 48, 128 tokens in 2 blocks of 64" in engine.summary
+    assert engine.memory == str(engine._plan)
 
 
 def test_free_memory_is_read_from_the_system(monkeypatch, tmp_path):

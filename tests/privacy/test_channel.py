@@ -89,7 +89,64 @@ def test_the_realized_vote_itself_is_released_only_where_its_entropy_fits(expone
             assert exact <= built.information <= exact * (1 + 1e-9)
 
 
-@given(mass=masses(), exponent=st.sampled_from([-40, -32, -8, 0, 4]))
+def exact_information(mass, rows):
+    """I(V; Y) with sixty digits, for rows in any proportion."""
+    with mpmath.workdps(60):
+        prior = [mpmath.mpf(p) for p in mass]
+        table = [[mpmath.mpf(x) / sum(map(mpmath.mpf, row)) for x in row] for row in rows]
+        marginal = [sum(p * row[y] for p, row in zip(prior, table, strict=True)) for y in range(len(prior))]
+        terms = (
+            p * x * mpmath.log(x * sum(prior) / q)
+            for p, row in zip(prior, table, strict=True)
+            for x, q in zip(row, marginal, strict=True)
+            if x
+        )
+        return sum(terms) / sum(prior)
+
+
+SKEWED = [
+    *((0.5, 0.5), (0.6, 0.4), (0.9, 0.1), (0.6, 0.3, 0.1), (0.4, 0.4, 0.2), (0.25,) * 4),
+    *((1 - 1e-6, 1e-6), (1 - 1e-12, 1e-12), (0.5 + 1e-9, 0.5 - 1e-9), (0.334, 0.333 + 1e-12, 0.333 - 1e-12)),
+    (*(2.0**-n for n in range(1, 20)), 2.0**-19),
+]
+TINY = [2.0**-20, 2.0**-40, 2.0**-50, 2.0**-55, 2.0**-60]
+
+
+@pytest.mark.parametrize("mass", SKEWED)
+def test_the_channel_that_is_drawn_from_leaks_the_budget_down_to_the_smallest_one(mass):
+    """Never more, and at most 2e-6 of it less; a step of the ledger is 2^-60."""
+    for per_token in TINY:
+        built = optimal_channel(np.array(mass), per_token)
+        leaked = exact_information(mass, [built.row(vote) for vote in range(len(mass))])
+        if built.gain < math.inf:
+            assert per_token * (1 - 2e-6) <= leaked <= per_token
+        assert leaked <= built.information <= leaked * (1 + 1e-11)
+
+
+def test_drawing_in_floats_would_leak_another_amount_than_stated():
+    """Why rows are integers: at 2^-60 the rounding of float64 is seen. And the check above sees twice the budget."""
+    mass, per_token = (0.6, 0.3, 0.1), 2.0**-60
+    rows = [optimal_channel(np.array(mass), 2 * per_token).row(vote) for vote in range(3)]
+    assert exact_information(mass, rows) > 1.99 * per_token
+    balanced = optimal_channel(np.array([0.25] * 4), per_token)
+    rounded = [np.float32(balanced.given_vote(vote)) for vote in range(4)]
+    assert not per_token * (1 - 2e-6) <= exact_information([0.25] * 4, np.float64(rounded)) <= per_token
+
+
+@pytest.mark.parametrize("mass", [(0.5, 0.5), (0.6, 0.3, 0.1), (1 - 1e-6, 1e-6)])
+def test_the_belief_moves_by_the_likelihood_of_what_is_drawn_from(mass):
+    for per_token in TINY:
+        built = optimal_channel(np.array(mass), per_token)
+        rows = [built.row(vote) for vote in range(len(mass))]
+        for token in np.flatnonzero(built.weights):
+            found = built.log_likelihood(int(token))
+            with mpmath.workdps(60):
+                exact = [mpmath.log(mpmath.mpf(row[token]) / sum(map(mpmath.mpf, row))) for row in rows]
+                for vote in range(1, len(mass)):
+                    assert found[vote] - found[0] == pytest.approx(float(exact[vote] - exact[0]), rel=1e-6, abs=1e-25)
+
+
+@given(mass=masses(), exponent=st.sampled_from([-60, -40, -32, -8, 0, 4]))
 def test_every_mass_gives_a_channel_within_the_budget(mass, exponent):
     built = optimal_channel(mass, 2.0**exponent)
     rows = table(mass, built)

@@ -20,6 +20,7 @@ from paclm.study.regimes import (
     forgetting,
     generation,
     knowledge,
+    lm_eval,
     meter,
     pmixed,
     precision,
@@ -31,7 +32,7 @@ from paclm.study.regimes import (
     universe,
 )
 from paclm.study.run import run_regime
-from study.small_lab import build_study_workspace, open_lab
+from study.small_lab import add_result, build_study_workspace, open_lab
 
 SCALES = {
     "ablation": ablation.AblationScale(trials=2, length=6, prompt=8),
@@ -64,6 +65,7 @@ SCALES = {
     "forgetting": forgetting.ForgettingScale(60, 2, 4, (10, 20), (2.0**-2, 2.0**-8)),
     "generation": generation.GenerationScale(sequences=2, lengths=(4, 8), prompt=8),
     "knowledge": knowledge.KnowledgeScale(questions=4, sessions=2, budgets=(2.0**-4, 2.0**-16)),
+    "lm_eval": lm_eval.LmEvalScale(),
     "meter": meter.MeterScale(records=6, tokens=20, draws=2, shadows=2, shadow_worlds=2, sequences=8),
     "pmixed": pmixed.PMixedScale(40, (2, 4), False, 60, 20, epochs_ratio=1, horizons=(10, 100), rates=(1.0, 0.3)),
     "precision": precision.PrecisionScale(40),
@@ -104,6 +106,8 @@ def rehearse(lab):
 
 
 def open_rehearsal(folder, texts, base):
-    """A lab of one's own with canaries in its corpus, and questions about it."""
+    """A lab of one's own with canaries in its corpus, questions about it and a result of lm-eval."""
     template = build_trainable_workspace(folder / "template", texts[:40], base, num_canaries=8)
-    return open_lab(template, folder / "lab", questions=QUESTIONS)
+    lab = open_lab(template, folder / "lab", questions=QUESTIONS)
+    add_result(lab, "public")
+    return lab

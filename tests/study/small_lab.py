@@ -1,6 +1,8 @@
 """A lab over a workspace with eight random worlds, made in a second; and votes that follow a script."""
 
+import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 
@@ -9,10 +11,12 @@ from paclm.cli.progress import progress, task_starter
 from paclm.config import RuntimeConfig
 from paclm.privacy.randomness import NoiseSource
 from paclm.study.lab import Lab
+from paclm.study.regimes.lm_eval import FOLDER
 from paclm.study.run import run_regime
 from paclm.study.serving import Panel
 from paclm.worlds.workspace import Workspace
 
+LM_EVAL_RESULT = Path(__file__).parents[1] / "fixtures" / "lm_eval_results.json"
 RUNTIME = RuntimeConfig(device="cpu", context=64, prefill_chunk=16)
 
 
@@ -33,6 +37,20 @@ def open_lab(template, folder, seed=0, questions=None):
         shutil.copytree(template, folder)
     start_task = task_starter(progress(quiet=True))
     return Lab(Workspace.open(folder), seed=seed, runtime=RUNTIME, questions=questions, start_task=start_task)
+
+
+def add_result(lab, name, adapters=None, **changes):
+    """A result file of lm-eval, for these worlds unless others are named; `changes` are of config.paclm."""
+    found = json.loads(LM_EVAL_RESULT.read_text())
+    found["date"] = changes.pop("date", found["date"])
+    found["config"]["paclm"]["adapters"] = adapters or lab.workspace.manifest.adapters["worlds.safetensors"]["sha256"]
+    found["config"]["paclm"].update(changes)
+    for task, score in changes.pop("scores", {}).items():
+        found["results"][task].update(score)
+    path = lab.folder / FOLDER / name / "results_2026-11-18T05-39-02.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(found))
+    return path
 
 
 def rows_of(lab, regime, scale):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -135,11 +136,21 @@ def _announce(started: Started) -> None:
         "API": f"{started.url}/v1  (model {setup.model_id})",
         "dashboard": f"{started.url}/  (admin key)",
         "engine": curator.engine_summary,
+        "memory": _memory(started),
         **_promise_fields(curator, setup.unit),
     }
     if started.new_admin_key is not None:
         fields["admin key"] = f"{started.new_admin_key}  (shown only once)"
     print_fields(fields, err=True)
+
+
+def _memory(started: Started) -> str:
+    """What the server takes: the engine at most, and both processes now."""
+    from paclm.engine.memory import GIB, resident_memory
+
+    now = {"curator": resident_memory(os.getpid()), "front": resident_memory(started.front)}
+    shown = ", ".join(f"{name} process {size / GIB:.2f} GiB" for name, size in now.items() if size is not None)
+    return f"engine at most {started.curator.engine_memory}" + (f"; now in use: {shown}" if shown else "")
 
 
 def _promise_fields(curator: Curator | DpDecoder, unit: str) -> dict[str, str]:

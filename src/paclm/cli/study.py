@@ -55,7 +55,8 @@ class _ListsRegimes(TyperCommand):
 def run(
     workspace: TrainedArgument,
     regimes: Annotated[
-        list[str], typer.Argument(help="Names, listed below; or all: every built-in but dp, attacks, baselines.")
+        list[str],
+        typer.Argument(help="Names, listed below; or all: without dp, attacks, baselines, lm_eval, plugins."),
     ],
     preset: Annotated[Literal["quick", "paper"], typer.Option(help="Scale: minutes, or the paper's.")] = "quick",
     collections: Annotated[
@@ -90,6 +91,7 @@ def run(
     every engine are shared among processes, and results are the same; capacity, cost, depth and dp run in this one.
     Regimes of installed plugins are run by name; attacks and baselines run what plugins bring. Results record the
     package, version and code of each plugin.
+    lm_eval runs nothing: it reads what `lm_eval --model paclm --output_path WORKSPACE/study/lm-eval` has written.
 
     Example usage:
 

@@ -11,7 +11,8 @@ from typing import Annotated
 
 import typer
 
-from paclm.cli.worker_options import InsecureNetworkFlag
+from paclm.cli.console import print_wrapped
+from paclm.cli.worker_options import InsecureNetworkFlag, quiet_torch
 from paclm.engine.rendezvous import check_workers, find_rendezvous
 from paclm.errors import InvalidInput
 
@@ -51,10 +52,13 @@ def worker(
     networks = opened.settings.workers.private_networks
     where = find_rendezvous(rendezvous, networks, is_insecure=insecure_network)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # waiting for rank 0 does not return to Python; nothing is to be kept
+    quiet_torch()
     from paclm.curator.redacted import hide_memory
     from paclm.engine.worker import run_worker
 
     hide_memory()
+    if not ends_with_input:
+        print_wrapped(f"Worker {rank} of {workers} joins rank 0 at {where}, and waits until it is wanted.", err=True)
     run_worker(opened, rank, *where)
 
 

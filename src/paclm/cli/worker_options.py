@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,6 +36,11 @@ InsecureNetworkFlag = Annotated[
 ]
 
 
+def quiet_torch() -> None:
+    """Before torch is imported: no warnings of its own about addresses without a name, which are no fault."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+
+
 def refuse_workers(promise: PromiseName, count: int) -> None:
     """One adapter is not shared."""
     if promise == "corpus" and count > 1:
@@ -52,6 +58,7 @@ def workers_of(
         return nullcontext()
     settings = workspace.settings.workers
     where = rendezvous and find_rendezvous(rendezvous, settings.private_networks, is_insecure=is_insecure)
+    quiet_torch()
     from paclm.engine.launch import start_workers
 
     return start_workers(

@@ -224,8 +224,13 @@ class Decoder(ABC, Generic[Answer]):
 
     @property
     def engine_summary(self) -> str:
-        """Device, arithmetic, room and memory of the engine in one line."""
+        """Device, arithmetic and room of the engine in one line."""
         return self._engine.summary
+
+    @property
+    def engine_memory(self) -> str:
+        """What the engine takes of its device at most."""
+        return self._engine.memory
 
     @property
     def num_active(self) -> int:

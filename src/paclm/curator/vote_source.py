@@ -35,7 +35,11 @@ class VoteSource(Protocol):
 
     @property
     def summary(self) -> str:
-        """Device, arithmetic, room and memory in one line."""
+        """Device, arithmetic and room in one line."""
+
+    @property
+    def memory(self) -> str:
+        """What it takes of its device at most."""
 
     @property
     def num_free(self) -> int:

@@ -112,14 +112,18 @@ class Engine:
 
     @property
     def summary(self) -> str:
-        """Device, arithmetic, room and memory in one line."""
+        """Device, arithmetic and room in one line."""
         device, page, threads = self.head.device, self._pool.page, torch.get_num_threads()
         is_cuda = device.type == "cuda"
         name = torch.cuda.get_device_name(device) if is_cuda else f"CPU, {threads} thread{'s' * (threads != 1)}"
         room = f"{self.capacity:,} tokens in {self._pool.num_blocks:,} blocks of {page}"
-        memory = "" if self._plan is None else f", {self._plan}"
         dtype = str(self.head.dtype).removeprefix("torch.")
-        return f"{name}, {dtype}, up to {self.max_sequences} sequences of {self.context:,}, {room}{memory}"
+        return f"{name}, {dtype}, up to {self.max_sequences} sequences of {self.context:,}, {room}"
+
+    @property
+    def memory(self) -> str:
+        """What it takes of its device at most, by what it is for; of this process, where several share the worlds."""
+        return "" if self._plan is None else str(self._plan)
 
     @property
     def num_free(self) -> int:

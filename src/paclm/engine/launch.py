@@ -40,7 +40,11 @@ def start_workers(
         return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, start_new_session=True)
 
     def command(rank: int, address: str) -> str:
-        return f"paclm worker {in_shell(workspace)} --rank {rank} --workers {count} --rendezvous {address}"
+        share = f"--rank {rank} --workers {count}"
+        return (
+            f"paclm worker FOLDER {share} --rendezvous {address}, where FOLDER is a copy of {in_shell(workspace)}, or "
+            f"what was made here by paclm export {in_shell(workspace)} --worker FOLDER {share}"
+        )
 
     if rendezvous is None:
         return WorkerGroup(count, start=start, timeout=timeout, announce=announce)

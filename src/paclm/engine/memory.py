@@ -127,6 +127,16 @@ def peak_memory(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
+def resident_memory(process: int) -> int | None:
+    """Bytes of a process that are in memory now, shared ones included; None where the system does not say."""
+    try:
+        status = Path(f"/proc/{process}/status").read_text()
+    except OSError:
+        return None
+    sizes = [int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS:")]
+    return sizes[0] * 1024 if sizes else None
+
+
 def release_memory() -> None:
     """Return memory of deleted engines and trainings, which torch and the C library keep, to device and system."""
     gc.collect()

@@ -1,7 +1,7 @@
 """The folder of a worker on another host: what one rank needs of a workspace, and nothing else.
 
     manifest.json                  base model, number of worlds, hashes of their adapters
-    paclm.toml                     in which networks workers may meet; rank 0 sends all other settings
+    paclm.toml                     [workers]; rank 0 sends all other settings
     adapters/worlds.safetensors    the worlds of this rank only
 
 No records, no membership, no other worlds, nothing of the curator. The base model is public, and is found on that host
@@ -11,7 +11,7 @@ as at `paclm init`.
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,7 @@ from paclm.worlds.storage import make_private_folder, write_private
 if TYPE_CHECKING:
     from paclm.worlds.workspace import Workspace
 
-_SETTINGS = "# The folder of a worker: all other settings are those of rank 0.\n[workers]\nprivate_networks = {}\n"
+_SETTINGS = "# The folder of a worker: all other settings are those of rank 0.\n[workers]\n"
 
 
 def export_worker(workspace: Workspace, folder: Path, rank: int, workers: int) -> slice:
@@ -41,8 +41,9 @@ def export_worker(workspace: Workspace, folder: Path, rank: int, workers: int) -
         make_private_folder(folder)
         adapters = make_private_folder(folder / ADAPTERS_FOLDER) / WORLDS_FILE
         own_worlds(workspace, split, rank)[0].save(adapters)
-        networks = in_toml(workspace.settings.workers.private_networks)
-        write_private(folder / SETTINGS_FILE, _SETTINGS.format(networks).encode())
+        settings = asdict(workspace.settings.workers)
+        lines = [f"{name} = {in_toml(value)}\n" for name, value in settings.items()]
+        write_private(folder / SETTINGS_FILE, "".join([_SETTINGS, *lines]).encode())
         held = [which.start, which.stop]
         whole = replace(workspace.manifest, arguments={"worlds": split.num_worlds}, summary={}, files={}, adapters={})
         whole.with_adapters(adapters, {"worlds_sha256": hashes, "held": held}).write(folder)

@@ -117,7 +117,10 @@ class NoiseSource:
         Probabilities become 80-bit integers (below 2^-80 they become zero), and 128 random bits are scaled to their
         exact sum.
         """
-        weights = [int(math.ldexp(p, _WEIGHT_BITS)) for p in probabilities.tolist()]
+        return self.pick([int(math.ldexp(p, _WEIGHT_BITS)) for p in probabilities.tolist()])
+
+    def pick(self, weights: Sequence[int]) -> int:
+        """An index drawn in proportion to integers; each probability is exact to 2^-128."""
         if min(weights) < 0 or sum(weights) == 0:
             raise UnsoundState(
                 "Cannot choose an index: a probability is negative, or all are zero. Nothing may be released."

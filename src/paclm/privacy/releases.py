@@ -1,7 +1,7 @@
 """The release mechanisms by name, which of them read the secret, and the two small ones that never do.
 
-To add one: a function like these, a line in `RULES`, and, to serve it, its name in `RELEASES` and `ReleaseName` of
-`config.py`.
+To try one: a plugin, for research only; none is looked up here. To serve one: a proof, a function like these, a line in
+`RULES`, and its name in `RELEASES` and `ReleaseName` of `config.py`.
 """
 
 from __future__ import annotations

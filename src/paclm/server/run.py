@@ -69,7 +69,7 @@ _END_SECONDS = 20.0
 """For a front to finish its accounting after the curator has stopped; a client that does not read delays it."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Started:
     """What to announce when it listens."""
 
@@ -78,6 +78,8 @@ class Started:
     setup: Setup
     new_admin_key: str | None
     """Made because there was no key yet; shown this once."""
+    front: int
+    """Its process."""
 
 
 def serve(
@@ -126,7 +128,7 @@ def serve(
                 address.listen(port)
                 url = _url(port)
                 port.close()
-                started = Started(url=url, curator=curator, setup=setup, new_admin_key=admin_key)
+                started = Started(url, curator, setup, admin_key, front.process.pid)
                 local.enter_context(address.noted(workspace.path, url))
                 _run(front, started, announce, workspace, login, group)
 

@@ -37,7 +37,7 @@ def load_for_run(regimes: Sequence[str], releases: Sequence[str]) -> list[Loaded
     names = [(plugin.group, plugin.name) for plugin, _ in found]
     for plugin, _ in found:
         if names.count((plugin.group, plugin.name)) > 1:
-            raise plugin.broken("another plugin of this run has the same name")
+            raise plugin.broken("Another plugin of this run has the same name.")
     return found
 
 

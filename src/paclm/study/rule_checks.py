@@ -29,7 +29,7 @@ class _NoNoise(NoiseSource):
     """Noise that must not be drawn."""
 
     def words(self, size: int) -> WordArray:
-        raise PaclmError("noise was drawn")
+        raise PaclmError("Noise was drawn.")
 
 
 def rule_problems(rule: Rule, sessions: int = 300, seed: int = 0) -> list[str]:

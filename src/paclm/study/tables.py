@@ -415,6 +415,24 @@ _TABLES = (
         notes=rows.own_notes,
     ),
     rows_table(
+        "tab:lm-eval",
+        "lm_eval",
+        "Tasks of lm-eval (not private: research mode). Scores and errors are lm-eval's. τ: temperature of votes in "
+        "log-likelihoods; generated text follows the task.",
+        (
+            Column("task", "{task}"),
+            Column("metric", "{metric}, {filter}"),
+            Column("source", "{source}"),
+            Column("b", "{budget}"),
+            Column("τ", "temperature", ".2g"),
+            Column("protocol", "{protocol}"),
+            Column("shots", "shots"),
+            Column("documents", "documents"),
+            Column("score", "score ±", ".4g"),
+        ),
+        notes=rows.own_notes,
+    ),
+    rows_table(
         "tab:forgetting",
         "forgetting",
         "Noise calibrated to the belief (tracking) against noise for the uniform prior at every step (forgetting). The "

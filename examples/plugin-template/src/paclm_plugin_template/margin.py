@@ -1,24 +1,16 @@
-"""How far ahead the most popular vote is: a regime with its table and figure."""
-
-from __future__ import annotations
+"""How far ahead the most popular vote is: a regime with its table."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from paclm.study.cell import Column
 from paclm.study.decoding import GREEDY, GUMBEL
-from paclm.study.figure import BLUE
-from paclm.study.figures import drawn
 from paclm.study.lab import Lab
 from paclm.study.regime import Findings, Regime, headline
-from paclm.study.results import Result
 from paclm.study.statistics import clustered_mean
 from paclm.study.table import rows_table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Canvas
+from paclm_plugin_template.margin_figure import margin_figure
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,22 +37,6 @@ TABLE = rows_table(
     "Worlds that cast the most popular vote, {positions:,} positions.",
     (Column("decoder", "{decoder}{of_collection}"), Column("share", "share ± stderr", ".1%")),
 )
-
-
-@drawn("fig:margin", "margin", "Worlds that cast the most popular vote; bars: one standard error.")
-def figure(result: Result) -> Canvas:
-    """One bar per decoder."""
-    from matplotlib.figure import Figure as Canvas
-
-    rows = result.select(collection=1)
-    canvas = Canvas(figsize=(2.8, 2.2), layout="constrained")
-    axes = canvas.subplots()
-    shares, errors = ([row[name] for row in rows] for name in ("share", "stderr"))
-    axes.bar([row["decoder"] for row in rows], shares, yerr=errors, color=BLUE)
-    axes.set(ylabel="share of worlds")
-    return canvas
-
-
 REGIME = Regime(
     name="margin",
     title="Margin",
@@ -69,5 +45,5 @@ REGIME = Regime(
     run=run,
     headlines=(headline("share of worlds, {decoder}", "share ± stderr", ".1%"),),
     tables=(TABLE,),
-    figures=(figure,),
+    figures=(margin_figure,),
 )

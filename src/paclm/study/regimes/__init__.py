@@ -24,11 +24,12 @@ NAMES = (  # in the order of the paper, then what goes past it
         "dp",
         "attacks",
         "baselines",
+        "lm_eval",
     ),
 )
 SPENDING = ("dp",)
 """Regimes that use up a promise about the corpus."""
-ON_REQUEST = (*SPENDING, "attacks", "baselines")
+ON_REQUEST = (*SPENDING, "attacks", "baselines", "lm_eval")
 """Regimes that `all` leaves out, as it does plugins: run by name."""
 ASKING = ("knowledge",)
 """Regimes that need questions; `all` leaves them out where there are none."""
