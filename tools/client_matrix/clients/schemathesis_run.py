@@ -14,7 +14,7 @@ CHECKS = (
     "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance,"
     "negative_data_rejection,unsupported_method,ignored_auth,missing_required_header"
 )
-EXAMPLES = os.environ.get("PACLM_SCHEMATHESIS_EXAMPLES", "100")
+EXAMPLES = os.environ.get("PACLM_SCHEMATHESIS_EXAMPLES", "50")
 figures: dict[str, str] = {}
 
 
