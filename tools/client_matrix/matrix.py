@@ -47,12 +47,16 @@ def run_client(name: str, servers: list[dict[str, Any]]) -> dict[str, Any]:
         result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     except (IndexError, ValueError):
         result = {"version": "", "cells": {"script": {"outcome": "failed", "error": done.stderr[-2000:]}}}
-    return {"date": today, "log": done.stderr[-8000:], **result}
+    return {"date": today, **result, "log": done.stderr[-8000:]}
 
 
 def client_environment(programs: Path, home: str) -> dict[str, str]:
-    """What a client's process sees: its own programs, a home of its own, no keys or settings of the person who runs it."""
-    kept = {name: value for name, value in os.environ.items() if name in ("LANG", "TMPDIR", "SSL_CERT_FILE", "PACLM_SCHEMATHESIS_EXAMPLES")}
+    """What a client's process sees: its own programs, a home of its own, nothing of the person who runs it."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name in ("LANG", "TMPDIR", "SSL_CERT_FILE", "PACLM_SCHEMATHESIS_EXAMPLES")
+    }
     path = os.pathsep.join([str(programs), "/usr/local/bin", "/usr/bin", "/bin"])
     no_downloads = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
     return {**kept, **no_downloads, "PATH": path, "HOME": home, "PYTHONPATH": str(_HERE / "clients")}
