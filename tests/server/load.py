@@ -87,7 +87,8 @@ async def _client(url, key, client, got, *, until, at_least, tokens, leaving, pa
     chance = random.Random(client)
     limits = httpx.Limits(max_connections=2)
     headers = {"authorization": f"Bearer {key}"}
-    async with httpx.AsyncClient(base_url=url, headers=headers, timeout=120, limits=limits) as http:
+    # without certificates, which take 20 ms each to read; a busy machine takes minutes to answer 700
+    async with httpx.AsyncClient(base_url=url, headers=headers, timeout=900, limits=limits, verify=False) as http:
         for turn in itertools.count():
             if turn >= at_least and time.monotonic() >= until:
                 return
