@@ -1,0 +1,9 @@
+"""Servers and curators as their own tests start them."""
+
+from curator.conftest import make, no_keys_around, no_notes, open_curator, scripted, template
+from server.conftest import chat_tokenizer, live, shared, start
+
+__all__ = [
+    *("chat_tokenizer", "live", "make", "no_keys_around", "no_notes"),
+    *("open_curator", "scripted", "shared", "start", "template"),
+]
