@@ -51,7 +51,7 @@ def test_the_oracle_imports_nothing_of_ours():
 
 @pytest.mark.parametrize("per_token", [2.0**-4, 2.0**-16, 2.0**-32])
 def test_the_belief_depends_on_the_noise_as_the_oracle_says(votes, per_token):
-    """The log belief ratio of world s is −d²/2 − z·u_s: with z = 0 and each unit vector all d² and u are seen exactly."""
+    """The log belief ratio of world s is −d²/2 − z·u_s: z = 0 and the unit vectors show all d² and u exactly."""
     rng = np.random.default_rng(1)
     rows = [row for row in votes if len(set(row.tolist())) > 1]
     rows.sort(key=lambda row: -len(set(row.tolist())))
