@@ -91,3 +91,19 @@ def test_unknown_fields_are_forbidden_and_no_status_is_described_that_is_never_s
     routes = [route for methods in document["paths"].values() for route in methods.values()]
     assert not [route for route in routes if "422" in route["responses"]]
     assert "HTTPValidationError" not in schemas
+
+
+def test_generators_of_clients_can_read_the_document(live):
+    """They refuse constants that are objects and lists of unknown entries, and send a default list as a text."""
+
+    def nodes(value):
+        inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        yield from (node for part in inner for node in nodes(part))
+        if isinstance(value, dict):
+            yield value
+
+    schemas = live.as_admin("/openapi.json")["components"]["schemas"]
+    for node in nodes(schemas):
+        assert not isinstance(node.get("const"), dict | list), node
+        assert node.get("type") != "array" or "items" in node or "prefixItems" in node, node
+        assert not isinstance(node.get("default"), list), node

@@ -30,14 +30,14 @@ def paclm(*arguments: str | Path) -> str:
 class Server:
     """`paclm serve` on a free port. A context manager that stops it."""
 
-    def __init__(self, workspace: Path, log: Path) -> None:
+    def __init__(self, workspace: Path, log: Path, *options: str) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port: int = probe.getsockname()[1]
         self._log = log
         started = time.perf_counter()
         with log.open("wb") as output:
-            command = [sys.executable, "-m", "paclm", "serve", str(workspace), "--port", str(self.port)]
+            command = [sys.executable, "-m", "paclm", "serve", str(workspace), "--port", str(self.port), *options]
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
         try:
             while not self._answers():
@@ -96,9 +96,9 @@ class Server:
         self.stop()
 
 
-def new_key(workspace: Path, name: str) -> str:
+def new_key(workspace: Path, name: str, *options: str) -> str:
     """A new API key."""
-    return str(json.loads(paclm("keys", "add", workspace, name, "--json"))["key"])
+    return str(json.loads(paclm("keys", "add", workspace, name, "--json", *options))["key"])
 
 
 def _descendants(pid: int) -> list[int]:

@@ -103,6 +103,11 @@ def _read_stops(value: object) -> tuple[str, ...]:
     )
 
 
+def _without_default(schema: dict[str, Any]) -> None:
+    """A generated client may send a default that is a list as a text."""
+    schema.pop("default", None)
+
+
 Stops = Annotated[
     tuple[str, ...],
     PlainValidator(_read_stops),
@@ -145,7 +150,7 @@ class _Ask(Strict):
     """How many answers; under the promise `half` each is charged."""
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     """τ of the Gumbel draws; 0 is greedy."""
-    stop: Annotated[Stops, Field(repr=False)] = ()
+    stop: Annotated[Stops, Field(repr=False, json_schema_extra=_without_default)] = ()
     """Texts that end an answer; they are not part of it."""
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
     """Sets the coins, never the noise."""

@@ -16,7 +16,10 @@ def problem(sentence: str, field: str | None = None) -> PydanticCustomError:
 
 @dataclass(frozen=True, slots=True)
 class Only:
-    """Marks a field of OpenAI's that is accepted while it changes nothing: with one of these values."""
+    """Marks a field of OpenAI's that is accepted while it changes nothing: with one of these values.
+
+    An object whose entries are all null counts as empty: LiteLLM returns `provider_specific_fields` like that.
+    """
 
     values: tuple[object, ...]
     why: str
@@ -31,8 +34,9 @@ class Only:
         return {"anyOf": [self.schema, {"type": "null"}], "description": f"{self.why[0].upper()}{self.why[1:]}."}
 
     def _check(self, value: object) -> object:
-        if any(value == taken and isinstance(value, bool) == isinstance(taken, bool) for taken in self.values):
-            return value
+        plain = {} if isinstance(value, dict) and all(entry is None for entry in value.values()) else value
+        if any(plain == taken and isinstance(plain, bool) == isinstance(taken, bool) for taken in self.values):
+            return plain
         raise problem(self.why)
 
 
@@ -54,10 +58,18 @@ PARTS = {
     "input_file": _NO_FILES,
 }
 """Parts of a message that OpenAI's API knows, and why they are refused."""
+_TYPE_TEXT = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}},
+    "required": ["type"],
+    "additionalProperties": False,
+}
+_LIST_OF_TEXT = {"type": "array", "items": {"const": "text"}, "minItems": 1, "maxItems": 1}
+"""Written out, because generators of clients do not read a constant that is an object or a list."""
 _NOTHING: list[dict[str, Any]] = [
     {"type": "string", "maxLength": 0},
-    {"type": "array", "maxItems": 0},
-    {"type": "object", "maxProperties": 0},
+    {"type": "array", "items": {}, "maxItems": 0},
+    {"type": "object", "additionalProperties": {"type": "null"}},
 ]
 
 
@@ -90,16 +102,16 @@ def none_of(why: str) -> Only:
 
 
 Zero = Annotated[object, one_of(_NO_SHAPING, 0)]
-NoBias = Annotated[object, Only(({},), _NO_SHAPING, {"type": "object", "maxProperties": 0})]
-NoTools = Annotated[object, Only(([],), NO_TOOLS, {"type": "array", "maxItems": 0})]
+NoBias = Annotated[object, Only(({},), _NO_SHAPING, {"type": "object", "additionalProperties": {"type": "null"}})]
+NoTools = Annotated[object, Only(([],), NO_TOOLS, {"type": "array", "items": {}, "maxItems": 0})]
 NoToolChoice = Annotated[object, one_of(NO_TOOLS, "none", "auto")]
 Whole = Annotated[object, one_of(_CUT, 1)]
 OneOnly = Annotated[
     object, one_of("must be 1: choosing the best of several answers would charge for all of them and show one", 1)
 ]
 NoSuffix = Annotated[object, one_of("is not offered: the model continues a text and does not fill gaps", "")]
-TextOnly = Annotated[object, Only(({"type": "text"},), _NO_FORMAT, {"const": {"type": "text"}})]
-TextModality = Annotated[object, Only((["text"],), _NO_AUDIO, {"const": ["text"]})]
+TextOnly = Annotated[object, Only(({"type": "text"},), _NO_FORMAT, _TYPE_TEXT)]
+TextModality = Annotated[object, Only((["text"],), _NO_AUDIO, _LIST_OF_TEXT)]
 NotStored = Annotated[object, one_of("must be false: no answer is stored to be read later", False)]
 AnyTier = Annotated[object, one_of("is not offered: all requests are served alike", "auto", "default")]
 NoReasoning = Annotated[object, one_of(_NO_REASONING, "none")]

@@ -1,0 +1,73 @@
+"""The page of the documentation, from the results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+_ROOT = Path(__file__).parents[2]
+RESULTS = _ROOT / "tools" / "client_matrix" / "results.json"
+PAGE = _ROOT / "docs" / "reference" / "clients.md"
+
+FEATURES = {
+    "models": "list of models",
+    "completion": "completion",
+    "chat": "chat",
+    "multi_turn": "second turn with the returned message appended",
+    "stream": "streaming",
+    "stream_usage": "usage at the end of a stream",
+    "stop": "16 stop strings",
+    "n": "two answers (`n`)",
+    "seed": "`seed`",
+    "context": "too long a prompt: the client's own error for it",
+    "refusal": "tools, JSON, images, `top_p`: refused before a charge",
+    "logprobs": "`logprobs` (promise `corpus`)",
+    "idempotency": "`Idempotency-Key`: repeated, charged once",
+    "lost_answer": "answer lost, timeout, retry: charged once",
+    "privacy_body": "privacy figures of the body",
+    "privacy_headers": "privacy figures of the headers",
+    "responses": "`/v1/responses`, whole and streamed",
+    "empty_key": 'no key needed: `api_key="EMPTY"`',
+    "async": "asynchronous, four at once",
+}
+TOOLS = ("openapi-python-client", "prometheus", "schemathesis")
+"""They check the whole server, not a feature each."""
+
+_HEAD = """# Clients and what works with each
+
+<!-- Written by python tools/client_matrix --write. Do not edit. -->
+
+Each cell is the outcome of code that ran the client against `paclm serve` (the embedded model with a chat template; `half` with
+a key, `corpus` without): **ok**; a **status or code** where the server refuses and the [documentation](../guide/server.md#refusals)
+says so; **–** where the client has no such thing. Where it says that something is charged once, the ledger was read before and after.
+`make stress` runs it again; [recipes](../guide/clients.md) show how to set up each client.
+"""
+
+
+def render(results: dict[str, Any]) -> str:
+    """Markdown."""
+    clients = [name for name in results if name not in TOOLS]
+    lines = [_HEAD]
+    for part in (clients[:5], clients[5:]):
+        if part:
+            lines += [_row(["", *part]), _row(["---", *["---"] * len(part)])]
+            for feature, said in FEATURES.items():
+                lines.append(_row([said, *(_cell(results[name]["cells"].get(feature)) for name in part)]))
+            lines.append("")
+    lines += ["## Suites and tools", "", _row(["", "outcome"]), _row(["---", "---"])]
+    for name, result in results.items():
+        for title, figure in result.get("figures", {}).items():
+            lines.append(_row([f"{name}: {title}", figure]))
+    lines += ["", "## Versions", "", _row(["client", "version", "run on"]), _row(["---", "---", "---"])]
+    lines += [_row([name, result["version"], result["date"]]) for name, result in results.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _row(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _cell(cell: dict[str, str] | None) -> str:
+    if cell is None:
+        return "–"
+    return {"ok": "ok", "refused": f"`{cell.get('code', '')}`", "failed": "**failed**"}[cell["outcome"]]
