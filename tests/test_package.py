@@ -5,13 +5,14 @@ import json
 import pickle
 import re
 import sys
+import tomllib
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
 import paclm
-from paclm.errors import MissingExtra
+from paclm.errors import EXTRAS, MissingExtra
 
 ROOT = Path(__file__).parent.parent
 
@@ -66,6 +67,13 @@ def test_a_missing_extra_is_installed_from_where_paclm_came_from_and_never_by_it
     recorded = None if origin is None else json.dumps(origin).replace("{here}", str(tmp_path))
     monkeypatch.setattr("paclm.errors.distribution", lambda name: Mock(read_text=lambda file: recorded))
     assert str(MissingExtra("dp_accounting")).endswith(command.replace("{here}", str(tmp_path)))
+
+
+def test_every_package_that_an_error_names_is_in_the_extra_that_it_names():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for package, extra in EXTRAS.items():
+        listed = [line.lower().replace("-", "_") for line in extras[extra]]
+        assert any(line.startswith(package) for line in listed), (package, extra)
 
 
 def test_nothing_suggests_to_install_a_name_that_is_not_published():
