@@ -31,6 +31,8 @@ class Only:
         return {"anyOf": [self.schema, {"type": "null"}], "description": f"{self.why[0].upper()}{self.why[1:]}."}
 
     def _check(self, value: object) -> object:
+        if isinstance(value, dict) and {} in self.values:
+            value = {name: entry for name, entry in value.items() if entry is not None}
         if any(value == taken and isinstance(value, bool) == isinstance(taken, bool) for taken in self.values):
             return value
         raise problem(self.why)
@@ -55,7 +57,7 @@ PARTS = {
 _NOTHING: list[dict[str, Any]] = [
     {"type": "string", "maxLength": 0},
     {"type": "array", "maxItems": 0},
-    {"type": "object", "maxProperties": 0},
+    {"type": "object", "additionalProperties": {"type": "null"}},
 ]
 
 
@@ -81,7 +83,7 @@ def _empty(why: str) -> Only:
 
 
 Zero = Annotated[object, _one_of(_NO_SHAPING, 0)]
-NoBias = Annotated[object, Only(({},), _NO_SHAPING, {"type": "object", "maxProperties": 0})]
+NoBias = Annotated[object, Only(({},), _NO_SHAPING, {"type": "object", "additionalProperties": {"type": "null"}})]
 NoTools = Annotated[object, Only(([],), NO_TOOLS, {"type": "array", "maxItems": 0})]
 NoToolChoice = Annotated[object, _one_of(NO_TOOLS, "none", "auto")]
 Whole = Annotated[object, _one_of(_CUT, 1)]
