@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import Request as HttpRequest
 from fastapi.responses import Response
@@ -45,6 +45,9 @@ from paclm.server.refusals import (
 )
 from paclm.server.service import Service
 from paclm.server.telemetry import log_error
+
+if TYPE_CHECKING:
+    from paclm.server.otel import Trace
 
 JSON = "application/json"
 EVENTS = "text/event-stream; charset=utf-8"
@@ -80,6 +83,7 @@ class Answer:
         self._last: tuple[int, Piece] | None = None
         self._finished = asyncio.Event()  # all pieces are there, or none will come any more
         self._error: Exception | None = None
+        self._trace: Trace | None = None
         self._started = time.perf_counter()
         self._first_token_seconds: float | None = None
         self._last_token: dict[int, float] = {}
@@ -159,14 +163,18 @@ class Answer:
                 log_error("task failed", error)
             self._set_error(error)
             return
+        self._trace = http.state.trace
+        if self._trace is not None:
+            self._trace.has_answer = True
         line = {"request": http.state.request_id, "key": self._caller.name, "route": route_of(http.url.path)}
         try:
             await (self._stream() if self._is_stream else self._whole())
             self._log("answered", 200, line)
         except Exception as error:
             await self._give_up()  # tokens are final from here on
-            self._log("failed" if self._has_client else "disconnected", None, line)
-            self._fail(error)
+            refusal = self._refusal_for(error)
+            self._log("failed" if self._has_client else "disconnected", None, {**line, "code": refusal.code})
+            self._fail(error, refusal)
         finally:
             self._is_over = True
             self.outbox.close()
@@ -305,13 +313,14 @@ class Answer:
         if self._has_client and not self._response.done():
             self._response.set_exception(error)
 
-    def _fail(self, error: Exception) -> None:
-        """Tell the client that the answer broke off: an error event in a stream, an error response otherwise."""
+    def _refusal_for(self, error: Exception) -> Refused:
         if isinstance(error, Interrupted):
-            refusal = cut_off() if self._has_started else stopping()
-        else:
-            log_error("task failed", error)
-            refusal = internal_error()
+            return cut_off() if self._has_started else stopping()
+        log_error("task failed", error)
+        return internal_error()
+
+    def _fail(self, error: Exception, refusal: Refused) -> None:
+        """Tell the client that the answer broke off: an error event in a stream, an error response otherwise."""
         if not self._is_stream:
             self._set_error(refusal)
             return
@@ -341,6 +350,8 @@ class Answer:
             **line,
         )
         telemetry.write(entry)
+        if self._trace is not None:
+            self._trace.answered(entry, [stream.finish_reason for stream in self._streams])
 
 
 class Outbox:

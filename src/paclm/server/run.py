@@ -102,6 +102,10 @@ def serve(
     if take_over:
         check_take_over(workspace)
     check_promise(workspace, promise)  # fail fast
+    if settings.otel:
+        from paclm.server.otel import check_environment
+
+        check_environment()
     allow_files(settings.max_connections)
     disable_core_dumps()
     setup = _setup(workspace, settings, promise)
