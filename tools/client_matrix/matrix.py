@@ -52,7 +52,11 @@ def run_client(name: str, servers: list[dict[str, Any]]) -> dict[str, Any]:
 
 def client_environment(programs: Path, home: str) -> dict[str, str]:
     """What a client's process sees: its own programs, a home of its own, no keys or settings of the person who runs it."""
-    kept = {name: value for name, value in os.environ.items() if name in ("LANG", "TMPDIR", "SSL_CERT_FILE", "PACLM_SCHEMATHESIS_EXAMPLES")}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name in ("LANG", "TMPDIR", "SSL_CERT_FILE", "PACLM_SCHEMATHESIS_EXAMPLES")
+    }
     path = os.pathsep.join([str(programs), "/usr/local/bin", "/usr/bin", "/bin"])
     no_downloads = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
     return {**kept, **no_downloads, "PATH": path, "HOME": home, "PYTHONPATH": str(_HERE / "clients")}

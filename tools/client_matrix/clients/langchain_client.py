@@ -171,7 +171,9 @@ def _() -> None:
     command = [sys.executable, "-m", "pytest", "-q", *nothing_else, *asynchronous, *local, str(suite)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     print(done.stdout[-6000:], file=sys.stderr)
-    counts = {word: int(number) for number, word in re.findall(r"(\d+) (passed|skipped|failed|xfailed|error)", done.stdout)}
+    counts = {
+        word: int(number) for number, word in re.findall(r"(\d+) (passed|skipped|failed|xfailed|error)", done.stdout)
+    }
     shown = [f"{counts.get(word, 0)} {word}" for word in ("passed", "skipped", "xfailed", "failed")]
     figures["its standard suite for chat models (tools, JSON and images declared unsupported)"] = ", ".join(shown)
     expect(done.returncode == 0 and counts["passed"] > 10, shown)
