@@ -100,6 +100,7 @@ class PaclmLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         self.lab = Lab(opened, seed=seed, runtime=runtime)
         voting = opened.settings.voting
         usual = 0.0 if voting.decoder == "greedy" else voting.temperature
+        self.support_size = voting.support_size
         self.temperature = usual if temperature is None else float(temperature)
         check_temperature(self.temperature)
         self.max_length = _context(opened, runtime.context, max_length)
@@ -255,7 +256,11 @@ class PaclmLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
     @cached_property
     def _engine(self) -> Engine:
         engine, self.batch_size = engine_for(
-            self.lab, *self.adapters, sequences=self.batch_size, context=self.max_length
+            self.lab,
+            *self.adapters,
+            sequences=self.batch_size,
+            context=self.max_length,
+            support_size=self.support_size,
         )
         return engine
 
@@ -271,6 +276,7 @@ class PaclmLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
                 "per_token_nats": self.per_token,
                 "protocol": self.protocol,
                 "temperature": self.temperature,
+                "support_size": self.support_size,
                 "seed": self.seed,
                 "max_length": self.max_length,
                 "worlds": workspace.num_worlds,
