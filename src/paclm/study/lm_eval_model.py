@@ -205,7 +205,9 @@ class PaclmLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         decoder = ResearchDecoder(engine, self.tokenizer, voting, self._choose(engine, first, len(asked)))
         with decoder, tqdm(total=len(asked), desc="Generating", disable=disable_tqdm) as bar:
             texts = decoder.write(asked, bar.update)
-        self._counts.update(answers=len(texts), generated_tokens=decoder.num_tokens, dissent_tokens=decoder.num_dissent)
+        self._counts["answers"] += len(texts)
+        if self.release not in MODELS:
+            self._counts.update(released_tokens=decoder.num_tokens, dissent_tokens=decoder.num_dissent)
         for request, text in zip(requests, texts, strict=True):
             self.cache_hook.add_partial("generate_until", request.args, text)
         return texts
