@@ -4,6 +4,7 @@ import builtins
 import json
 import pickle
 import re
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -87,3 +88,33 @@ def test_a_missing_extra_is_an_import_error_and_can_cross_processes():
     error = MissingExtra("torch")
     assert isinstance(error, ImportError)
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+@pytest.mark.parametrize(
+    ("words", "is_imported"),
+    [
+        (["python", "/venv/bin/lm_eval", "--model", "paclm"], True),
+        (["python3", "/venv/bin/lm-eval", "run"], True),
+        (["python", "-m", "lm_eval", "--model", "hf"], True),
+        (["python", "/venv/bin/paclm", "serve", "clinic"], False),
+        (["python", "-c", "import lm_eval"], False),
+        (["python"], False),
+    ],
+)
+def test_python_s_start_imports_the_hook_for_lm_eval_alone(words, is_imported):
+    """What happens then is tested with lm_eval itself, in tests/stress."""
+    (line,) = (ROOT / "src" / "paclm-lm-eval.pth").read_text().splitlines()
+    assert line.startswith("import "), "Python runs no other line of a .pth file"
+    given = f"import sys; sys.orig_argv = {words!r}; exec({line!r})"
+    program = f"{given}; print(len([x for x in sys.meta_path if 'AddsModel' in repr(x)]))"
+    done = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, check=True)
+    assert int(done.stdout) == is_imported
+
+
+def test_the_entry_point_of_lm_eval_names_the_class_of_the_hook():
+    from paclm.study.lm_eval_hook import TARGET
+
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+    assert groups["lm_eval.models"] == {"paclm": TARGET}
+    module, _, name = TARGET.partition(":")
+    assert f"class {name}(" in (ROOT / "src" / f"{module.replace('.', '/')}.py").read_text()

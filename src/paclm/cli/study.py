@@ -159,8 +159,8 @@ def run(
             finished[regime.name] = result.seconds
             if as_json:
                 return
-            scale = scale_in_words(result.scale)
-            write(f"{regime.name}: {len(result.rows)} rows in {result.seconds:.0f} s ({scale})")
+            scale = f" ({scale_in_words(result.scale)})" if result.scale else ""
+            write(f"{regime.name}: {len(result.rows)} rows in {result.seconds:.0f} s{scale}")
             if used := result.provenance["kept_from_before"]:
                 write(f"  Files of an earlier run that were reused (votes, finished parts): {used}. To redo: --again")
             for plugin in result.provenance["plugins"]:
