@@ -370,7 +370,7 @@ def test_serving_without_the_packages_says_which_extra_to_install(make, monkeypa
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.delattr("paclm.server.otel")
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
-    with pytest.raises(MissingExtra, match=r"paclm\[otel\]"):
+    with pytest.raises(MissingExtra, match=r"\[otel\]"):
         serve_workspace(make().path, ServerConfig(otel=True, port=0), print, print)
 
 

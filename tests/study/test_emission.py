@@ -142,7 +142,7 @@ def test_channel_s_law_of_a_text_is_the_sum_over_all_secrets(per_token):
             candidates, choice, mass = tally(votes, belief)
             if candidates.size > 1:
                 channel, at = optimal_channel(mass / mass.sum(), per_token), int(np.flatnonzero(candidates == token)[0])
-                by_secret = by_secret * [channel.given_vote(int(vote))[at] for vote in choice]
+                by_secret = by_secret * [row[at] / sum(row) for row in map(channel.row, choice.tolist())]
                 belief = np.log(by_secret / max(by_secret.sum(), 1e-300) + 1e-300)
         assert math.isclose(by_secret.sum(), chance, rel_tol=1e-6, abs_tol=1e-12)
 
