@@ -47,7 +47,7 @@ class _ListsRegimes(TyperCommand):
         shown: list[Table | Figure] = [*all_tables(), *all_figures()]
         with formatter.section("Regimes, and the tables and figures made from them"):
             labels = {name: ", ".join(one.label for one in shown if name in one.regimes) for name in NAMES}
-            labels |= {plugin.name: f"plugin of {plugin.origin}" for plugin in find_plugins("regimes", NAMES)}
+            labels = {p.name: f"plugin of {p.origin}" for p in find_plugins("regimes", ())} | labels
             formatter.write_dl(list(labels.items()))
 
 
