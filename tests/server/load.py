@@ -5,6 +5,7 @@ import itertools
 import json
 import random
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 
 import httpx
@@ -21,6 +22,10 @@ class Received:
     left: int = 0
     """Streams that their client left."""
     refused: int = 0
+    refusals: Counter = field(default_factory=Counter)
+    """(status, code, whether the refusal says when to retry) → how often."""
+    cut: int = 0
+    """Connections that ended before their stream did."""
     problems: list[str] = field(default_factory=list)
     texts: dict[str, set[str]] = field(default_factory=dict)
     """Prompt → answers; for a server whose answers follow from the prompt, one each."""
@@ -34,14 +39,17 @@ def prompt_of(client):
 
 
 async def _stream(http, client, tokens, got, leaves_after):
+    """Ask once; returns when to retry if that was refused, else None."""
     prompt, text, ids, arrived = prompt_of(client), "", set(), 0
     body = {"model": "clinic", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "stream": True, "echo": True}
     started = last = time.perf_counter()
     is_whole = False
     async with http.stream("POST", "/v1/completions", json=body) as answer:
         if answer.status_code != 200:
+            code = json.loads(await answer.aread())["error"]["code"]
             got.refused += 1
-            return
+            got.refusals[answer.status_code, code, "retry-after" in answer.headers] += 1
+            return float(answer.headers.get("retry-after", 1))
         async for line in answer.aiter_lines():
             if line == "data: [DONE]":
                 is_whole = True
@@ -62,7 +70,7 @@ async def _stream(http, client, tokens, got, leaves_after):
             got.tokens += marks
             if leaves_after is not None and arrived >= leaves_after:
                 got.left += 1
-                return
+                return None
     if is_whole:
         got.complete += 1
         got.texts.setdefault(prompt, set()).add(text)
@@ -72,9 +80,10 @@ async def _stream(http, client, tokens, got, leaves_after):
         got.problems.append(f"client {client} got another's text")
     if is_whole and not 1 <= arrived <= tokens:
         got.problems.append(f"client {client} got {arrived} of {tokens} tokens")
+    return None
 
 
-async def _client(url, key, client, got, *, until, at_least, tokens, leaving):
+async def _client(url, key, client, got, *, until, at_least, tokens, leaving, patient):
     chance = random.Random(client)
     limits = httpx.Limits(max_connections=2)
     headers = {"authorization": f"Bearer {key}"}
@@ -84,8 +93,10 @@ async def _client(url, key, client, got, *, until, at_least, tokens, leaving):
                 return
             leaves_after = chance.randint(1, tokens) if chance.random() < leaving else None
             try:
-                await _stream(http, client, tokens, got, leaves_after)
+                while (seconds := await _stream(http, client, tokens, got, leaves_after)) is not None and patient:
+                    await asyncio.sleep(seconds + chance.random())
             except httpx.TransportError:  # the server was killed
+                got.cut += 1
                 return
 
 
@@ -93,9 +104,10 @@ def ask_for(url, key, *, clients, seconds, tokens, **more):
     """So many clients stream one answer after another for so long.
 
     More: `leaving`, the share that leaves in the middle; `at_least`, how often each asks however slow the machine is;
-    `got`, for others to look at while it goes on.
+    `patient`, whether a refused client asks again after the time that it was told; `got`, for others to look at while
+    it goes on.
     """
-    load = {"leaving": 0.0, "at_least": 1, "got": Received(), **more}
+    load = {"leaving": 0.0, "at_least": 1, "patient": False, "got": Received(), **more}
 
     async def ask_all():
         until = time.monotonic() + seconds

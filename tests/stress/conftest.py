@@ -1,6 +1,11 @@
-"""The long tests use the workspaces of the curator's tests, and the servers of the server's."""
+"""The long tests use the workspaces of the curator's tests, the servers of the server's, and tools/client_matrix."""
+
+import sys
+from pathlib import Path
 
 from curator.conftest import make, no_keys_around, no_notes, template
 from server.conftest import engine, roles, start
 
 __all__ = ["engine", "make", "no_keys_around", "no_notes", "roles", "start", "template"]
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))

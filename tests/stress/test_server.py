@@ -1,15 +1,16 @@
-"""64 clients for a minute on the embedded model with 32 worlds, and a server that is killed 200 times under load."""
+"""64 clients for a minute and 700 at once on the embedded model with 32 worlds; a server that is killed under load."""
 
 import json
 import re
 from pathlib import Path
 
+import httpx
 import pytest
 
 from curator.deployments import build_workspace, set_mechanism
 from paclm.engine.base_model import TINY_FOLDER
 from server.killing import STEPS_IN_FLIGHT, Killing, serve_process
-from server.live import ledger_rows
+from server.live import bearer, ledger_rows
 from server.load import ask_for
 from server.standing import KillingUnderStandby, copies_of, servers
 from server.worker_kills import ServedWithWorkers, children_of
@@ -49,6 +50,41 @@ def test_64_clients_for_a_minute(clinic):
     assert after < before * 1.1 + 20
     received, left = warm.tokens + got.tokens, warm.left + got.left
     assert received <= ledger_rows(clinic) <= received + left * STEPS_IN_FLIGHT * 2
+
+
+def charged_tokens(url, key):
+    overview = httpx.get(f"{url}/v1/admin/overview", headers=bearer(key), timeout=60).json()
+    return overview["tokens"]["charged"]
+
+
+def test_64_clients_for_a_minute_and_700_at_once_are_charged_what_they_receive(clinic):
+    """No client leaves, so that not one token may be charged and not received, or received and not charged.
+
+    700 are more than the connections and the places in the queue: some are refused, are told when to ask again, and do.
+    """
+    process, url, key = serve_process(clinic)
+    figures = {}
+    try:
+        for name, load in {
+            "64 for a minute": {"clients": 64, "seconds": 60, "tokens": 24},
+            "700 at once": {"clients": 700, "seconds": 0, "tokens": 8, "patient": True},
+        }.items():
+            before = charged_tokens(url, key)
+            got = ask_for(url, key, **load)
+            charged = charged_tokens(url, key) - before
+            refusals = {" ".join(map(str, kind)): number for kind, number in got.refusals.items()}
+            figures[name] = {"received": got.tokens, "charged": charged, "answers": got.complete, "refusals": refusals}
+            assert got.problems == []
+            assert (got.cut, got.left) == (0, 0)
+            assert got.tokens == charged > 0
+            assert got.complete >= load["clients"]
+            assert set(got.refusals) <= {(503, "queue_full", True), (503, "too_many_connections", True)}
+    finally:
+        process.terminate()
+        process.wait(60)
+        print(json.dumps(figures))
+    assert not figures["64 for a minute"]["refusals"]
+    assert ledger_rows(clinic) == sum(load["received"] for load in figures.values())
 
 
 def test_200_kills_of_front_or_curator_lose_no_count_and_no_reply(make):

@@ -4,8 +4,8 @@
     python tools/client_matrix --only openai-python --only curl --json
 
 Every cell is the outcome of code that ran. Packages come from PyPI and npm into a cache outside of the repository
-(PACLM_CLIENTS_CACHE). With --write the results of clients that were not run stay as they are, so a run can be continued.
-Ends with status 1 if a cell failed.
+(PACLM_CLIENTS_CACHE). With --write the results of clients that were not run stay as they are, so a run can be
+continued. Ends with status 1 if a cell failed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parents[1])]
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from client_matrix.matrix import CLIENTS, failures, run_client
 from client_matrix.page import PAGE, RESULTS, render
@@ -33,8 +33,12 @@ def main() -> int:
     found = {}
     with tempfile.TemporaryDirectory() as folder, running(Path(folder)) as servers:
         for name in options.only or CLIENTS:
-            found[name] = run_client(name, servers)
-            print(f"{name}: {_summary(found[name])}", file=sys.stderr, flush=True)
+            result = run_client(name, servers)
+            log = result.pop("log")
+            print(f"{name}: {_summary(result) or 'ok'}", file=sys.stderr, flush=True)
+            if failures(result):
+                print(log, file=sys.stderr, flush=True)
+            found[name] = result
             if options.write:
                 known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
                 results = {name: found.get(name) or known.get(name) for name in CLIENTS}
@@ -47,7 +51,7 @@ def main() -> int:
 
 
 def _summary(result: dict[str, object]) -> str:
-    return "; ".join(failures(result)) or "ok"
+    return "; ".join(failures(result))
 
 
 sys.exit(main())

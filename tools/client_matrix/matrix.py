@@ -47,11 +47,11 @@ def run_client(name: str, servers: list[dict[str, Any]]) -> dict[str, Any]:
         result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     except (IndexError, ValueError):
         result = {"version": "", "cells": {"script": {"outcome": "failed", "error": done.stderr[-2000:]}}}
-    return {"date": today, "log": done.stderr[-8000:], **result}
+    return {"date": today, **result, "log": done.stderr[-8000:]}
 
 
 def client_environment(programs: Path, home: str) -> dict[str, str]:
-    """What a client's process sees: its own programs, a home of its own, no keys or settings of the person who runs it."""
+    """What a client's process sees: its own programs, a home of its own, nothing of the person who runs it."""
     kept = {
         name: value
         for name, value in os.environ.items()

@@ -1,4 +1,4 @@
-"""Environments of clients: one folder each under a cache, made when missing and kept while its packages are the same."""
+"""Environments of clients: one folder each under a cache, made when missing, kept while its packages are the same."""
 
 from __future__ import annotations
 

@@ -37,10 +37,11 @@ _HEAD = """# Clients and what works with each
 
 <!-- Written by python tools/client_matrix --write. Do not edit. -->
 
-Each cell is the outcome of code that ran the client against `paclm serve` (the embedded model with a chat template; `half` with
-a key, `corpus` without): **ok**; a **status or code** where the server refuses and the [documentation](../guide/server.md#refusals)
-says so; **–** where the client has no such thing. Where it says that something is charged once, the ledger was read before and after.
-`make stress` runs it again; [recipes](../guide/clients.md) show how to set up each client.
+Each cell is the outcome of code that ran the client against `paclm serve` (the embedded model with a chat template;
+`half` with a key, `corpus` without): **ok**; the **status** where the server refuses and the
+[documentation](../guide/server.md#refusals) says so; **–** where the client has no such thing. Where it says that
+something is charged once, the ledger was read before and after. `make stress` runs it again;
+[recipes](../guide/clients.md) show how to set up each client.
 """
 
 
