@@ -1,5 +1,6 @@
 """Packages with plugins, put into a folder as pip would install them: their modules and a .dist-info beside them."""
 
+import os
 import shutil
 import tomllib
 from pathlib import Path
@@ -21,6 +22,11 @@ def install(folder, name, entry_points, version="1.0", **modules):
     )
     (info / "entry_points.txt").write_text("\n".join(line for group in groups for line in group) + "\n")
     return folder
+
+
+def first_on_path(folder):
+    """PYTHONPATH with this folder first, for a process of its own."""
+    return os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def install_template(folder):

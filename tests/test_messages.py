@@ -14,7 +14,7 @@ SNAPSHOT = Path(__file__).with_name("messages.txt")
 DIALECT = re.compile(r"\b(whoever|nobody|anybody|anew|mend\w*|books|put back|told|tells)\b", re.IGNORECASE)
 BUILT_IN = {"Exception", "PydanticCustomError", "warn"}
 ENDING = re.compile(r"""[.!?…}>`]$|: ([^:]*|paclm .*)$""")  # a full stop, or a command or value after a colon
-FRAGMENTS = {"BadRow", "_tampered", "broken", "problem"}  # the rest of a sentence that another line begins
+FRAGMENTS = {"BadRow", "_tampered", "problem"}  # the rest of a sentence that another line begins
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 

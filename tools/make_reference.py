@@ -39,6 +39,8 @@ ENVIRONMENT = {
     "[two workspaces over one corpus](../guide/workspace.md#two-workspaces-over-one-corpus).",
     "PACLM_CACHE_DIR": "Folder of downloaded and converted base models, default `~/.cache/paclm`.",
     "PACLM_COMMIT": "The commit that study results name when the code is not in a checkout.",
+    "OTEL_EXPORTER_OTLP_ENDPOINT": "Where [telemetry](../guide/operations.md#opentelemetry) is sent, if `[server]` has "
+    "`otel = true`; the other `OTEL_…` variables of OpenTelemetry count too.",
     "HF_HOME": "The cache of Hugging Face, for base models by name.",
     "OMP_NUM_THREADS": "CPU threads, where `threads` of `[runtime]` is 0; `MKL_NUM_THREADS` counts too.",
 }

@@ -16,6 +16,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +73,9 @@ FILTERS: dict[str, Callable[..., Any]] = {
 }
 
 
-def render(folder: Path = RESULTS) -> str:
-    """The page of results."""
+@cache
+def template() -> jinja2.Template:
+    """The page, compiled once."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATE.parent),
         autoescape=False,  # Markdown
@@ -83,7 +85,12 @@ def render(folder: Path = RESULTS) -> str:
         keep_trailing_newline=True,
     )
     environment.filters |= FILTERS
-    return environment.get_template(TEMPLATE.name).render(
+    return environment.get_template(TEMPLATE.name)
+
+
+def render(folder: Path = RESULTS) -> str:
+    """The page of results."""
+    return template().render(
         **{name: Evaluation(folder / name) for name in STUDIES},
         search=json.loads((folder / "dp-search.json").read_text(encoding="utf-8")),
         size=paper_options.PAPER,

@@ -338,6 +338,8 @@ class ServerConfig:
     """How long running answers may continue after the server was asked to stop."""
     keep_replies_seconds: float = 86_400.0
     """How long a reply can be repeated by its Idempotency-Key; then its text is deleted."""
+    otel: bool = False
+    """Send traces and metrics to an OpenTelemetry collector, which the OTEL_* variables name."""
 
     def __post_init__(self) -> None:
         for name in ("allowed_hosts", "cors_origins"):

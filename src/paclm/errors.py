@@ -88,6 +88,7 @@ EXTRAS = {
     **dict.fromkeys(("matplotlib", "jinja2"), "report"),
     "dp_accounting": "dp",
     "psycopg": "postgres",
+    "opentelemetry": "otel",
 }
 """The extra of paclm that installs each package; without extras only `plan` and `replay` work."""
 

@@ -78,6 +78,8 @@ def plugin_named(group: Group, name: str, built_in: Collection[str]) -> Plugin |
 
 def load(plugin: Plugin, kind: Any, built_in: Collection[str] = ()) -> Loaded:
     """Import a plugin. It must name an object of that kind, which bears the same name and none that is built in."""
+    if plugin.name in built_in:  # before any of its code runs
+        raise plugin.broken(_TAKEN)
     if plugin.package is None and (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)  # last, so that a file here replaces no installed module
     try:
@@ -97,11 +99,11 @@ def load(plugin: Plugin, kind: Any, built_in: Collection[str] = ()) -> Loaded:
 
 
 def load_named(group: Group, name: str, kind: Any, built_in: Collection[str]) -> Loaded:
-    """Import the installed plugin of that name, or `module:NAME`: of an installed module or one in this folder."""
+    """Import the installed plugin of that name."""
     found = plugin_named(group, name, built_in)
-    if found is None and ":" not in name:
+    if found is None:
         known = ", ".join((*built_in, *(plugin.name for plugin in find_plugins(group, built_in))))
         raise InvalidInput(
-            f"Unknown {group[:-1]} {name!r}. Choose one of: {known}; or write module:NAME, as in my_rules:RULE."
+            f"Unknown {group[:-1]} {name!r}. Choose one of: {known}; or install the package that has it."
         )
-    return load(found or Plugin(group, name, name, None), kind, built_in)
+    return load(found, kind, built_in)

@@ -15,7 +15,7 @@ from curator.memory import dumpable
 from paclm.curator.curator import Curator
 from paclm.errors import InvalidInput
 from paclm.worlds.manifest import load_manifest
-from plugin_packages import install_hostile
+from plugin_packages import first_on_path, install_hostile
 
 KEYS = [
     *("text", "tokens", "private_tokens", "public_tokens", "charged_nats", "spent_nats", "total_nats"),
@@ -130,7 +130,7 @@ import importlib.metadata
 assert importlib.metadata.entry_points(group="paclm.releases"), "it was there to be found"
 sys.exit(", ".join(unwanted) or 0)
 """
-    environment = {**os.environ, "PYTHONPATH": str(site)}
+    environment = {**os.environ, "PYTHONPATH": first_on_path(site)}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr[-600:]
     assert not (site / "imported").exists()

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from cli.commands import figures_of, invoke
-from paclm.engine.adapters import AdapterStack
+from paclm.engine.adapters import AdapterStack, decoder_layer
+from paclm.engine.peft_io import export_peft
 from paclm.errors import EngineError, InvalidInput, WorkspaceError
 from paclm.worlds.layout import WORLDS_FILE
 from paclm.worlds.workspace import Workspace
@@ -60,6 +62,17 @@ def test_exported_worlds_come_back_with_the_same_bits_and_votes(clinic, untraine
     assert (found["worlds"], found["rank"], found["alpha"]) == (8, 2, 4.0)
     assert found["base_named"] == str(opened.base.folder)
     assert "vouched" in opened.manifest.adapters[WORLDS_FILE]["imported"]
+
+
+def test_adapters_in_the_last_layers_only_come_back_with_their_trunk(clinic, untrained, tmp_path):
+    whole = stack_of(clinic)
+    A, B = ({layer: pair[layer] for layer in whole.layers if decoder_layer(layer) == 1} for pair in (whole.A, whole.B))
+    top = AdapterStack(replace(whole.spec, top=1), whole.base, A, B)
+    export_peft(top, tmp_path / "top", "small", conv1d=True)
+    found = figures_of("import", untrained, "--peft", tmp_path / "top", "--yes")
+    again = stack_of(untrained)
+    assert (found["trunk"], again.trunk, again.spec.top) == (1, 1, 1)
+    assert again.hashes() == top.hashes() != whole.hashes()
 
 
 def test_the_operator_vouches_or_nothing_happens(untrained, peft):

@@ -178,6 +178,23 @@ def test_a_package_that_claims_a_built_in_name_is_refused_and_never_imported(sit
             invoke(*words)
     assert invoke("init", "w", "--corpus", "notes.jsonl", "--base", "model", "--worlds", "4").exit_code == 0
     assert not (site / "imported").exists()
+    assert invoke("study", "plugins").output.count("That name is built in") == 5
+
+
+def test_a_result_file_names_a_regime_and_no_module_to_import(workspace, tmp_path, monkeypatch):
+    """Only what a user types after --release is imported by module."""
+    (tmp_path / "of_the_folder.py").write_text("raise SystemExit('imported')\n")
+    monkeypatch.chdir(tmp_path)
+    invoke("study", "run", workspace, "census")
+    results = workspace / "study" / "results"
+    result = json.loads((results / "census.json").read_text()) | {"regime": "of_the_folder:REGIME"}
+    (results / "other.json").write_text(json.dumps(result))
+    try:
+        done = invoke("study", "report", workspace)
+    finally:
+        (results / "other.json").unlink()
+    assert "The results of of_the_folder:REGIME" in done.stderr
+    assert "of_the_folder" not in sys.modules
 
 
 @pytest.mark.parametrize(

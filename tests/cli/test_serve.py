@@ -21,7 +21,7 @@ from paclm.curator.master_key import new_key, write_key
 from paclm.errors import InvalidInput, LedgerBusy, ServiceError, WorkspaceError
 from paclm.server import run
 from paclm.server.run import is_loopback_address
-from plugin_packages import install_hostile
+from plugin_packages import first_on_path, install_hostile
 
 serve = partial(invoke, "serve")
 
@@ -76,7 +76,7 @@ def test_it_prints_its_address_answers_and_ends_cleanly_on_sigterm(clinic, tmp_p
     """A package that claims built-in names in every group of plugins is on the path, and is never imported."""
     site = install_hostile(tmp_path / "site")
     command = [sys.executable, "-m", "paclm", "serve", str(clinic), "--port", "0"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(site)}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": first_on_path(site)}
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
     try:
         banner = {}

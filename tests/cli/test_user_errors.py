@@ -14,6 +14,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from cli.commands import INIT, SECRET_WORDS, Outcome, check, spawn, split
+from paclm.errors import EXTRAS
 from paclm.worlds.storage import only_one
 
 BASE = "init w --corpus notes.jsonl --worlds 4 --base"
@@ -205,10 +206,10 @@ import sys
 class Without:
     def __init__(self, finder): self.finder = finder
     def find_spec(self, name, *more):
-        return None if name.partition(".")[0] == package else self.finder.find_spec(name, *more)
+        return None if name.partition(".")[0] in packages else self.finder.find_spec(name, *more)
     def __getattr__(self, name): return getattr(self.finder, name)
 
-package = sys.argv.pop(1)
+packages = sys.argv.pop(1).split(",")
 sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
 from paclm.cli.main import main
 main()
@@ -232,6 +233,16 @@ def test_a_missing_extra_is_named_with_the_command_that_installs_it(desk, packag
         [sys.executable, "-c", WITHOUT, package, *command.split()], capture_output=True, text=True, check=False
     )
     check(Outcome(done.returncode, done.stdout, done.stderr), f"'{package}'", "pip install", f"[{extra}]'")
+
+
+def test_without_any_extra_a_plan_is_written_into_a_workspace(desk):
+    command = ["plan", "--mia", "60%", "--tokens", "100", "--write", "clinic"]
+    absent = ",".join(set(EXTRAS) - {"pydantic"})  # which typer needs
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT, absent, *command], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "per_token" in done.stdout
 
 
 def test_no_warning_of_a_library_precedes_the_error(desk):

@@ -16,7 +16,7 @@ from paclm.privacy.accounting import units_up
 from paclm.server import completions, database, service
 from paclm.server.database import service_path
 from paclm.server.idempotency import Replies
-from paclm.server.openai_format import Reply
+from paclm.server.openai_format import TextReply
 from server.live import bearer, serve
 from server.stepped import SteppedEngine, asking, num_known, sent, wait_until
 
@@ -152,7 +152,7 @@ def test_an_answer_that_cannot_be_prepared_holds_nothing(start, monkeypatch):
 def test_an_answer_that_breaks_midway_frees_what_it_held_and_does_not_end_like_a_whole_one(start, monkeypatch, part):
     live = start(on_exhausted="refuse", quota=100)
 
-    monkeypatch.setattr(Reply, part, fail)
+    monkeypatch.setattr(TextReply, part, fail)
     answer = live.complete(stream=part != "whole", headers={"idempotency-key": "one"})
     assert "ZEBRA" not in answer.text
     assert "[DONE]" not in answer.text

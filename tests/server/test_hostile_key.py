@@ -87,7 +87,7 @@ def test_a_prompt_of_a_megabyte_is_refused_before_it_is_tokenized(start, chat_to
     error = refused.json()["error"]
     assert (error["code"], error["param"], error["type"]) == (
         "context_length_exceeded",
-        "prompt",
+        *said,
         "invalid_request_error",
     )
     assert "patient" not in refused.text

@@ -99,7 +99,7 @@ def test_after_a_takeover_the_old_front_changes_nothing_and_its_replies_are_repe
             partial(keys.reserve, "alice", 1),
             partial(keys.settle, "alice", reserved=10, used=0),
             partial(replies.begin, "alice", "new", BODY),
-            partial(replies.finish, ticket, status=200, body=b"late", media_type="text/plain"),
+            partial(replies.finish, ticket, Stored(200, b"late", "text/plain", {})),
             partial(replies.abandon, ticket),
             partial(replies.lose, ticket),
             replies.forget_expired,

@@ -3,6 +3,7 @@
 import asyncio
 import json
 
+import openai
 import pytest
 
 from paclm.config import ServerConfig
@@ -80,6 +81,19 @@ def test_a_repeat_gets_the_answer_of_a_client_whose_connection_was_lost(start, e
         answered = again.result(60)
     assert answered.headers["idempotent-replayed"] == "true"
     assert answered.json()["usage"]["completion_tokens"] == live.spent_tokens == 40
+    assert used(live)["ward"] == (40, 0)
+
+
+def test_a_client_with_a_short_timeout_gets_its_answer_by_retrying_and_is_charged_once(start, engine):
+    """The official client retries by itself, with the same headers."""
+    live = start(engine=engine)
+    options = {"api_key": live.ward, "timeout": 0.3, "max_retries": 9}
+    with asking(engine) as pool, openai.OpenAI(base_url=f"{live.url}/v1", **options) as client:
+        job = pool.submit(client.completions.create, **LONG, extra_headers=ONCE)
+        wait_until(lambda: num_waiting(live) == 1)
+        engine.run_free()
+        usage = job.result(60).usage
+    assert usage.completion_tokens == live.spent_tokens == 40
     assert used(live)["ward"] == (40, 0)
 
 

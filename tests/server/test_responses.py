@@ -217,38 +217,40 @@ def test_what_would_need_memory_or_tools_is_refused_with_its_place_and_charges_n
     refused = live.http.post("/v1/responses", json=body)
     error = refused.json()["error"]
     assert refused.status_code == (404 if name == "model" else 400)
-    assert error["param"] == name or error["param"].startswith(f"{name}.")
+    assert error["param"] == ("text.format" if name == "text" else name)
     assert len(error["message"]) > 20
     assert "ZEBRA" not in refused.text
     assert (live.spent_tokens, live.curator.reserved_units) == (spent, 0)
 
 
 PARTS = {
-    "an image": ({"type": "input_image", "image_url": "ZEBRA"}, "images are not offered"),
-    "a file": ({"type": "input_file", "file_id": "ZEBRA"}, "files are not offered"),
-    "a refusal": ({"type": "refusal", "refusal": "ZEBRA"}, "must be input_text or output_text"),
-    "a part without text": ({"type": "input_text"}, "required"),
-    "an annotation": ({"type": "output_text", "text": "ZEBRA", "annotations": [{"type": "file_path"}]}, "empty"),
+    "an image": ({"type": "input_image", "image_url": "ZEBRA"}, "type", "images are not offered"),
+    "a file": ({"type": "input_file", "file_id": "ZEBRA"}, "type", "files are not offered"),
+    "a refusal": ({"type": "refusal", "refusal": "ZEBRA"}, "type", "must be input_text or output_text"),
+    "a part without text": ({"type": "input_text"}, "text", "required"),
+    "an annotation": ({"type": "output_text", "text": "ZEBRA", "annotations": [{}]}, "annotations", "empty"),
 }
 ITEMS = {
-    "a tool's result": ({"type": "function_call_output", "call_id": "ZEBRA", "output": "ZEBRA"}, "tools"),
-    "a reference": ({"type": "item_reference", "id": "ZEBRA"}, "references to stored items are not offered"),
-    "a number": (7, "input"),
-    "a message without content": ({"role": "user"}, "required"),
-    "an unknown role": ({"role": "tool", "content": "ZEBRA"}, "input"),
-    "content that is an object": ({"role": "user", "content": {"text": "ZEBRA"}}, "a text or a list of parts"),
+    "a tool's result": ({"type": "function_call_output", "call_id": "ZEBRA", "output": "ZEBRA"}, ".type", "tools"),
+    "a reference": ({"type": "item_reference", "id": "ZEBRA"}, ".type", "references to stored items are not offered"),
+    "a number": (7, "", "valid"),
+    "a message without content": ({"role": "user"}, ".content", "required"),
+    "an unknown role": ({"role": "tool", "content": "ZEBRA"}, ".role", "assistant"),
+    "content that is an object": ({"role": "user", "content": {"text": "ZEBRA"}}, ".content", "a list of parts"),
 }
 
 
 @pytest.mark.parametrize("name", [*PARTS, *ITEMS])
 def test_input_that_is_not_text_is_refused_with_its_place(live, name):
-    part, item = PARTS.get(name), ITEMS.get(name)
-    bad = item[0] if item else {"role": "user", "content": [{"type": "input_text", "text": "the"}, part[0]]}
+    bad, place, reason = PARTS.get(name) or ITEMS[name]
+    if name in PARTS:
+        bad = {"role": "user", "content": [{"type": "input_text", "text": "the"}, bad]}
+        place = f".content[1].{place}"
     refused = respond(live, [{"role": "user", "content": "ZEBRA"}, bad])
     error = refused.json()["error"]
     assert refused.status_code == 400
-    assert error["param"].split("[")[0] == "input"
-    assert (item or part)[1] in error["message"]
+    assert error["param"] == f"input[1]{place}"
+    assert reason in error["message"]
     assert "ZEBRA" not in refused.text
 
 
@@ -270,8 +272,9 @@ def test_what_changes_nothing_is_taken(live, options):
 
 def test_every_field_of_the_clients_signature_is_known():
     """A field that the official client has and this server does not know would be refused without a reason."""
-    of_other_models = {"access_programs", "image"}
-    assert set(ResponseCreateParamsBase.__annotations__) - set(ResponseAsk.model_fields) == of_other_models
+    of_other_services = {"access_programs", "context_management", "image", "moderation"}
+    of_other_services |= {"prompt_cache_options", "prompt_cache_retention"}
+    assert set(ResponseCreateParamsBase.__annotations__) - set(ResponseAsk.model_fields) == of_other_services
 
 
 def test_a_conversation_may_be_as_long_as_that_of_a_chat(live):

@@ -164,7 +164,7 @@ ADDED += ("reasoning_items", "thinking_blocks", "images", "audio", "function_cal
 def test_what_libraries_add_to_a_message_must_be_empty(name):
     for empty in (None, "", [], {}, {"refusal": None}):  # the last as LiteLLM returns it
         assert check(ChatAsk, {"model": "clinic", "messages": [USER, {**USER, name: empty}]})
-    for full in ("zebra", ["zebra"], {"zebra": "zebra"}, 0, False):
+    for full in ("zebra", ["zebra"], {"zebra": "zebra"}, {"a": ""}, 0, False):
         refused = refusal_of(ChatAsk, messages=[USER, {**USER, name: full}])
         assert refused.param == f"messages[1].{name}"
         assert refused.message.startswith(f"messages[1].{name}: ")

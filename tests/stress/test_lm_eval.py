@@ -67,7 +67,9 @@ class Harness:
             return shown, None, None
         (result,) = [json.loads(path.read_text()) for path in out.rglob("results_*.json")]
         samples = {
-            task: [json.loads(line) for path in out.rglob(f"samples_{task}_*") for line in path.open()]
+            task: [
+                json.loads(line) for path in out.rglob(f"samples_{task}_*") for line in path.read_text().splitlines()
+            ]
             for task in tasks.split(",")
         }
         return shown, result, {task: [one["filtered_resps"] for one in found] for task, found in samples.items()}
@@ -98,61 +100,127 @@ def test_the_public_model_scores_and_writes_as_lm_eval_s_own(harness):
     assert len(own) == 6
 
 
-@pytest.mark.parametrize("release", ["mixture", "channel,per_token=2^-4,temperature=0", "plurality,temperature=0"])
-def test_a_release_with_an_exact_law_scores_and_writes(harness, release):
-    _, result, samples = harness.evaluate(f"release={release}", "house_choice,house_recall")
+def test_a_release_is_scored_where_its_law_is_known_and_refused_where_not(harness):
+    _, result, samples = harness.evaluate("release=mixture", "house_choice,house_recall")
     values, _ = numbers(samples["house_choice"])
     assert all(value <= 0.0 for value in values)
     counted = result["config"]["paclm"]
     assert counted["impossible_continuations"] == sum(value == -math.inf for value in values)
     assert counted["continuations"] == 24
+    assert 0 < counted["dissent_tokens"] <= counted["released_tokens"]
+    shown, *_ = harness.evaluate("release=gaussian,per_token=2^-4", "house_choice", is_refused=True)
+    assert "no closed form" in shown
 
 
-@pytest.mark.parametrize("protocol", ["fresh", "session"])
-def test_text_follows_from_the_seed(harness, protocol):
-    def write(seed, size):
-        arguments = f"release=gaussian,per_token=2^-4,protocol={protocol},seed={seed}"
-        sampled = ("--batch_size", size, "--gen_kwargs", "do_sample=true,temperature=1.0")
-        return harness.evaluate(arguments, "house_recall", *sampled)[2]
+IN_PROCESS = """\
+import json, sys
+from types import SimpleNamespace
+from paclm.errors import PaclmError
+from paclm.study.lm_eval_model import PaclmLM
 
-    once = write(1, 4)
-    assert write(1, 4) == once
-    assert write(2, 4) != once
-    if protocol == "fresh":
-        assert write(1, 1) == once, "answers of their own sessions do not depend on their neighbours"
+workspace, bare = sys.argv[1:]
+SAMPLED = {"until": ["\\n"], "max_gen_toks": 6, "do_sample": True, "temperature": 1.0}
+PROMPTS = ["[synthetic note]\\nClinic note:", "Reviewed on the ward", "Plan:", "Signed:", "The patient"]
+
+def asked(options):
+    return [SimpleNamespace(args=(prompt, options)) for prompt in PROMPTS]
+
+def written(options=SAMPLED, **arguments):
+    return PaclmLM(workspace=workspace, **arguments).generate_until(asked(options), disable_tqdm=True)
+
+found = {}
+noisy = dict(release="gaussian", per_token="2^-4")
+for protocol in ("fresh", "session"):
+    for seed, size in ((1, 4), (1, 4), (2, 4), (1, 1)):
+        made = written(protocol=protocol, seed=seed, batch_size=size, **noisy)
+        found.setdefault(f"{protocol} {seed} {size}", []).append(made)
+for release in ("channel", "plurality"):
+    arguments = dict(release=release, temperature=0) | ({"per_token": "2^-4"} if release == "channel" else {})
+    model = PaclmLM(workspace=workspace, **arguments)
+    pairs = [SimpleNamespace(args=(prompt, text)) for prompt in PROMPTS for text in (" the", " a")]
+    greedy = written({"max_gen_toks": 2}, **arguments | {"release": "plurality", "per_token": None})
+    pairs += [SimpleNamespace(args=pair) for pair in zip(PROMPTS, greedy)]
+    found[release] = model.loglikelihood(pairs, disable_tqdm=True)
+refusals = {
+    "budget": lambda: PaclmLM(workspace=workspace, release="gaussian"),
+    "no budget": lambda: PaclmLM(workspace=workspace, release="mixture", per_token="2^-4"),
+    "unknown argument": lambda: PaclmLM(workspace=workspace, release="public", top_k=3),
+    "unknown release": lambda: PaclmLM(workspace=workspace, release="laplace"),
+    "protocol": lambda: PaclmLM(workspace=workspace, release="public", protocol="fresher"),
+    "full": lambda: PaclmLM(workspace=bare, release="full"),
+    "coins": lambda: PaclmLM(workspace=workspace, release="channel", per_token=0.1).loglikelihood(pairs, True),
+    "nucleus": lambda: written(SAMPLED | {"top_p": 0.5}, release="public"),
+    "length": lambda: written(SAMPLED | {"max_gen_toks": 600}, release="public"),
+    "chat": lambda: PaclmLM(workspace=workspace, release="public").apply_chat_template([]),
+}
+for name, attempt in refusals.items():
+    try:
+        attempt()
+    except PaclmError as error:
+        found[name] = str(error)
+print("FOUND", json.dumps(found))
+"""
 
 
-def test_what_has_no_answer_is_refused_with_what_can_be_asked(harness, tmp_path):
-    for arguments, tasks, words in (
-        ("release=gaussian,per_token=2^-4", "house_choice", "no closed form"),
-        ("release=channel,per_token=2^-4", "house_choice", "temperature=0"),
-        ("release=gaussian", "house_recall", "needs a budget"),
-        ("release=public,top_k=3", "house_recall", "Unknown model_args: top_k"),
-        ("release=laplace", "house_recall", "Unknown release"),
-    ):
-        assert words in harness.evaluate(arguments, tasks, is_refused=True)[0]
-    for option, words in (("top_p=0.5,do_sample=true", "top_p=0.5"), ("max_gen_toks=600", "no room")):
-        refused = harness.evaluate("release=public", "house_recall", "--gen_kwargs", option, is_refused=True)
-        assert words in refused[0]
-    chat = harness.evaluate("release=public", "house_recall", "--apply_chat_template", is_refused=True)
-    assert "no chat template" in chat[0]
-    bare = shutil.copytree(harness.workspace, tmp_path / "bare")
+@pytest.fixture(scope="module")
+def in_process(harness, tmp_path_factory):
+    """What one process finds out with the model's class itself."""
+    bare = shutil.copytree(harness.workspace, tmp_path_factory.mktemp("bare") / "clinic")
     manifest = json.loads((bare / "manifest.json").read_text())
     del manifest["adapters"]["full.safetensors"]
     (bare / "manifest.json").write_text(json.dumps(manifest))
     (bare / "adapters" / "full.safetensors").unlink()
-    words = ["--model", "paclm", "--model_args", f"workspace={bare},release=full", "--tasks", "house_recall"]
-    assert "--what full" in harness.run("lm_eval", *words, "--include_path", ".", is_refused=True)
+    (harness.folder / "in_process.py").write_text(IN_PROCESS)
+    shown = harness.run("python", "in_process.py", harness.workspace, bare)
+    (line,) = [line for line in shown.splitlines() if line.startswith("FOUND")]
+    return json.loads(line.removeprefix("FOUND"))
+
+
+def test_text_follows_from_the_seed(in_process):
+    for protocol in ("fresh", "session"):
+        first, again = in_process[f"{protocol} 1 4"]
+        assert first == again
+        assert in_process[f"{protocol} 2 4"] != [first]
+    alone = in_process["fresh 1 1"]
+    assert alone == in_process["fresh 1 4"][:1], "answers of their own sessions do not depend on their neighbours"
+
+
+def test_exact_laws_of_greedy_votes_are_probabilities(in_process):
+    for release in ("channel", "plurality"):
+        assert all(value <= 0.0 for value, _ in in_process[release])
+    certain = in_process["plurality"][-5:]
+    assert certain == [[0.0, True]] * 5, "what plurality writes it writes with certainty"
+    assert {value for value, _ in in_process["plurality"]} == {0.0, -math.inf}
+
+
+def test_what_has_no_answer_is_refused_with_what_can_be_asked(in_process):
+    for name, words in {
+        "budget": "needs a budget",
+        "no budget": "Leave it out",
+        "unknown argument": "Unknown model_args: top_k",
+        "unknown release": "Unknown release",
+        "protocol": "fresh or session",
+        "full": "--what full",
+        "coins": "temperature=0",
+        "nucleus": "top_p=0.5",
+        "length": "no room",
+        "chat": "no chat template",
+    }.items():
+        assert words in in_process[name], name
 
 
 def test_results_become_a_table_of_the_study(harness):
     folder = harness.workspace / "study" / "lm-eval"
-    for source in ("public", "mixture"):
-        words = ["--model", "paclm", "--model_args", f"workspace={harness.workspace},release={source}"]
-        harness.run(
-            "lm_eval", *words, "--include_path", ".", "--tasks", "house_choice", "--limit", 4, "--output_path", folder
-        )
-    assert "house_choice, acc, mixture" in harness.run("paclm", "study", "run", harness.workspace, "lm_eval")
+    words = [
+        "--model",
+        "paclm",
+        "--model_args",
+        f"workspace={harness.workspace},release=mixture",
+        "--include_path",
+        ".",
+    ]
+    harness.run("python", "-m", "lm_eval", *words, "--tasks", "house_choice", "--limit", 4, "--output_path", folder)
+    assert "house_choice, acc, mixture, –" in harness.run("paclm", "study", "run", harness.workspace, "lm_eval")
     harness.run("paclm", "study", "report", harness.workspace)
     table = (harness.workspace / "study" / "tables" / "tab_lm_eval.md").read_text()
     assert "| mixture |" in table
@@ -161,4 +229,3 @@ def test_results_become_a_table_of_the_study(harness):
 def test_only_lm_eval_s_own_processes_import_the_hook(harness):
     program = "import sys; print([name for name in sys.modules if name.startswith('paclm')])"
     assert harness.run("python", "-c", program).strip() == "[]"
-    assert harness.run("python", "-m", "lm_eval", "ls", "tasks", "--include_path", ".").count("house_choice") >= 1

@@ -65,7 +65,9 @@ class Environment:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    return tmp_path_factory.mktemp("packaging")
+    folder = tmp_path_factory.mktemp("packaging")
+    yield folder
+    shutil.rmtree(folder)  # gigabytes
 
 
 @pytest.fixture(scope="module")
@@ -209,7 +211,7 @@ def use_postgres(environment, workspace, request):
     url = request.getfixturevalue("database")
     environment.paclm("plan", "--mia", "51%", "--tokens", "100k", "--write", workspace)
     environment.paclm("generate", workspace, "--prompt", "[synthetic note]", "--max-tokens", "3")
-    environment.paclm("ledger", "move", workspace, "--to", url)
+    environment.paclm("ledger", "move", workspace, "--to", url, "--yes")
     shown = environment.paclm("ledger", "show", workspace, "--json", env={**environment.variables, "PACLM_LEDGER": url})
     assert json.loads(shown)["private_tokens"] == 3
 
@@ -265,7 +267,8 @@ def serve_and_ask(environment, command, health=None):
         with urllib.request.urlopen(f"{url}/health", timeout=30) as reply:
             assert json.load(reply)["status"] == "ok"
         key = re.search(r"paclm-[\w-]{20,}", log.read_text())
-        body = json.dumps({"model": "clinic", "prompt": "[synthetic note]", "max_tokens": 2}).encode()
+        model = re.search(r"\(model ([\w-]+)\)", log.read_text())
+        body = json.dumps({"model": model[1], "prompt": "[synthetic note]", "max_tokens": 2}).encode()
         headers = {"content-type": "application/json", "authorization": f"Bearer {key[0] if key else 'none'}"}
         with urllib.request.urlopen(
             urllib.request.Request(f"{url}/v1/completions", body, headers), timeout=60

@@ -10,6 +10,7 @@ from paclm.study.continuations import Continuations
 from paclm.study.quality import score_targets
 from paclm.study.regimes import canaries, capacity, coupling, regime_named, tokens_only, universe
 from paclm.study.regimes.canaries import choose_forced, imagined_canaries, planted_canaries, trigger_votes
+from paclm.study.results import Result
 from paclm.study.run import run_regime
 from paclm.study.tables import all_tables, table_named
 from paclm.worlds.workspace import Workspace
@@ -186,3 +187,18 @@ def test_the_table_of_coupling_shows_differences_where_a_result_has_them(result_
     assert "greedy, difference" in build({"coupling": result}).columns
     earlier = replace(result, rows=[row for row in result.rows if row["training"] != "difference"])
     assert [name for name in build({"coupling": earlier}).columns if "difference" in name] == []
+
+
+def test_an_attack_above_its_bound_raises_an_alarm_and_guesses_are_not_tested():
+    """A row of 400 sessions that name the world half of the time, where one in ten is proven."""
+    row = {"collection": 1, "attack": "own", "release": "gaussian", "budget": "2^-8", "sessions": 400, "horizon": 100}
+    row |= {"membership_rate": 0.5, "membership_stderr": 0.01, "membership_bound": 0.6}
+    row |= {"world_rate": 0.09, "world_stderr": 0.02, "world_bound": 0.1}
+    guess = row | {"budget": None, "membership_stderr": 0.0, "membership_bound": 0.5}
+    guess |= {"world_rate": 0.125, "world_stderr": 0.0, "world_bound": 0.125}
+    for rate, is_alarm in ((0.09, False), (0.5, True)):
+        rows = [row | {"world_rate": rate}, guess]
+        result = Result(regime="attacks", preset="quick", seed=0, scale={}, rows=rows, seconds=0.0)
+        (line,) = regime_named("attacks").verdicts(result)
+        assert line.startswith("ALARM") == is_alarm
+        assert "in 2 tests" in line

@@ -118,7 +118,7 @@ def test_prompts_must_match_sessions_and_coins(engine):
 def test_an_engine_that_does_not_fit_is_asked_for_half_as_many(lab, monkeypatch):
     asked = []
 
-    def engine(*adapters, sequences, context):
+    def engine(*adapters, sequences, context, support_size):
         asked.append(sequences)
         if sequences > 3:
             raise EngineError("does not fit")

@@ -4,6 +4,7 @@ from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
+import tomlkit
 
 from paclm.config import DpConfig, TrainingConfig
 from paclm.errors import WorkspaceError
@@ -121,3 +122,13 @@ def test_how_worlds_vote_is_known_before_a_budget_is_set(settings_file):
     assert load_settings(settings_file).voting == Voting("gumbel", 1.0, 200)
     write_settings(settings_file, "mechanism", {"decoder": "greedy", "support_size": 30})
     assert load_settings(settings_file).voting == Voting("greedy", 1.0, 30)
+
+
+def test_an_edit_that_would_change_anything_else_is_refused(settings_file, monkeypatch):
+    before = settings_file.read_bytes()
+    real = tomlkit.dumps
+    for wrong in ("rank = 8", "epochs = 5"):
+        monkeypatch.setattr(tomlkit, "dumps", lambda document, wrong=wrong: real(document).replace(wrong, "alpha = 1"))
+        with pytest.raises(WorkspaceError, match="epochs = 5"):
+            write_settings(settings_file, "training", {"epochs": 5})
+        assert settings_file.read_bytes() == before

@@ -202,7 +202,8 @@ def _train(workspace: Workspace, screen: Screen) -> tuple[Workspace, Figures]:
             screen.say(f"{what}: trained already.")
         else:
             workspace = _train_adapters(workspace, what, screen)
-        figures[what] = {name: workspace.manifest.adapters[file][name] for name in ("loss_public", "loss_trained")}
+        entry = workspace.manifest.adapters[file]  # of imported worlds, without losses
+        figures[what] = {name: entry.get(name) for name in ("loss_public", "loss_trained")}
     return workspace, figures
 
 

@@ -35,8 +35,7 @@ def import_worlds(
         paclm import clinic --peft trained
         paclm import clinic --peft trained --replace --yes --json
     """
-    from paclm.curator.custody import keep_address
-    from paclm.curator.preflight import refuse_new_worlds
+    from paclm.curator.custody import keep_address, refuse_new_worlds
     from paclm.worlds.layout import WORLDS_FILE
     from paclm.worlds.workspace import Workspace
 

@@ -18,7 +18,7 @@ def _releases() -> list[str]:
     from paclm.plugins import find_plugins
     from paclm.privacy.releases import RULES
 
-    return [*RULES, *(plugin.name for plugin in find_plugins("releases", RULES))]
+    return [*RULES, *(plugin.name for plugin in find_plugins("releases", ()))]
 
 
 def replay(
@@ -146,11 +146,11 @@ def _print_figures(figures: dict[str, Any]) -> None:
 
 
 def _how_computed(figures: dict[str, Any]) -> str:
-    """What kind of number the information is, where it is a better figure than the leak."""
+    """What kind of number the information is, where each step's is computed and no bound."""
     if figures["release"] != "channel":
         return ""
     unit = "sessions" if figures["protocol"] == "session" else "positions"
-    return f" (computed for each step, sample mean over {unit}; steadier than the leak, which is in rare events)"
+    return f" (each step's is computed; this is the sample mean over {unit})"
 
 
 def _is_far_below(figures: dict[str, Any]) -> bool:

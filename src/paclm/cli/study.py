@@ -47,7 +47,7 @@ class _ListsRegimes(TyperCommand):
         shown: list[Table | Figure] = [*all_tables(), *all_figures()]
         with formatter.section("Regimes, and the tables and figures made from them"):
             labels = {name: ", ".join(one.label for one in shown if name in one.regimes) for name in NAMES}
-            labels |= {plugin.name: f"plugin of {plugin.origin}" for plugin in find_plugins("regimes", NAMES)}
+            labels = {p.name: f"plugin of {p.origin}" for p in find_plugins("regimes", ())} | labels
             formatter.write_dl(list(labels.items()))
 
 
@@ -159,8 +159,8 @@ def run(
             finished[regime.name] = result.seconds
             if as_json:
                 return
-            scale = scale_in_words(result.scale)
-            write(f"{regime.name}: {len(result.rows)} rows in {result.seconds:.0f} s ({scale})")
+            scale = f" ({scale_in_words(result.scale)})" if result.scale else ""
+            write(f"{regime.name}: {len(result.rows)} rows in {result.seconds:.0f} s{scale}")
             if used := result.provenance["kept_from_before"]:
                 write(f"  Files of an earlier run that were reused (votes, finished parts): {used}. To redo: --again")
             for plugin in result.provenance["plugins"]:

@@ -86,8 +86,7 @@ def train(
     group_size = int(worlds_per_step) if worlds_per_step.isdecimal() else None
     if worlds_per_step != "auto" and not group_size:
         raise InvalidInput(f"--worlds-per-step must be auto or a number of at least 1, not {worlds_per_step!r}.")
-    from paclm.curator.custody import keep_address
-    from paclm.curator.preflight import refuse_new_worlds
+    from paclm.curator.custody import keep_address, refuse_new_worlds
     from paclm.worlds.workspace import Workspace
 
     if resume and again:

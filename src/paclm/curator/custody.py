@@ -136,6 +136,15 @@ def _judge_witness(workspace: Workspace, witness: Address | None) -> list[str]:
     ]
 
 
+def refuse_new_worlds(workspace: Workspace) -> None:
+    """Refuse to replace worlds that a secret was drawn from: a belief about other worlds protects nothing."""
+    if exists(workspace.ledger_address) or SealedFile(workspace.curator_path).exists():
+        raise WorkspaceError(
+            f"{workspace.path} has served tokens, and its secret and ledger are bound to its worlds: new adapters "
+            "would make them unusable. For other worlds, make another workspace; budgets over the same records add up."
+        )
+
+
 def keep_address(folder: Path) -> None:
     """Write the ledger's address into paclm.toml, without its password, where only PACLM_LEDGER has it.
 

@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paclm.config import SMALLEST_PER_TOKEN, MechanismConfig, format_budget, in_shell
-from paclm.curator.sealed import SealedFile
 from paclm.curator.streams import Tokenizer
 from paclm.curator.vote_source import VoteSource
 from paclm.errors import CuratorError, EngineError, InvalidInput, WorkspaceError
-from paclm.ledger.address import exists
 from paclm.ledger.ledger import Ledger
 from paclm.privacy.bounds import format_bound, success_bound
 from paclm.worlds.layout import SETTINGS_FILE, WORLDS_FILE
@@ -101,15 +99,6 @@ def training_cautions(workspace: Workspace) -> list[str]:
         f"[training] was changed after the worlds were trained ({changes}); they are served as they were trained. "
         "Change it back, or make another workspace to train with it: this ledger belongs to these worlds."
     ]
-
-
-def refuse_new_worlds(workspace: Workspace) -> None:
-    """Refuse to replace worlds that a secret was drawn from: a belief about other worlds protects nothing."""
-    if exists(workspace.ledger_address) or SealedFile(workspace.curator_path).exists():
-        raise WorkspaceError(
-            f"{workspace.path} has served tokens, and its secret and ledger are bound to its worlds: new adapters "
-            "would make them unusable. For other worlds, make another workspace; budgets over the same records add up."
-        )
 
 
 def deployment_cautions(workspace: Workspace, ledger: str, tokens: int) -> list[str]:

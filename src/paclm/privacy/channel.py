@@ -36,18 +36,11 @@ class Channel(NamedTuple):
     information: float
     """I(vote; token) in nats, an upper bound in floating point."""
 
-    def given_vote(self, vote: int) -> FloatArray:
-        """P(·|vote), (a,)."""
-        if self.gain == math.inf:
-            identity: FloatArray = np.eye(self.weights.size)[vote]
-            return identity
-        row: FloatArray = self.weights / (1.0 + self.gain * self.weights[vote])
-        row[vote] *= 1.0 + self.gain
-        return row
-
     def row(self, vote: int) -> list[int]:
-        """P(·|vote) as integers in exact proportion, (a,): what is drawn from. In floats the rows of a small gain would
-        be equal up to rounding, which leaks what it likes."""
+        """P(·|vote) as integers in exact proportion, (a,): what is drawn from.
+
+        In float64 the rows of a small gain differ by little more than rounding, and would leak another amount.
+        """
         if self.gain == math.inf:
             return [int(y == vote) for y in range(self.weights.size)]
         numerator, denominator = self.gain.as_integer_ratio()

@@ -92,6 +92,8 @@ class AccessMiddleware:
         started, status = time.perf_counter(), 0
         state: MutableMapping[str, Any] = scope.setdefault("state", {})
         state["request_id"] = f"req_{secrets.token_hex(12)}"
+        route, otel = route_of(scope["path"]), self._service.otel
+        trace = state["trace"] = None if otel is None else otel.begin(route, scope)
 
         async def send_with_headers(message: Message) -> None:
             nonlocal status
@@ -108,6 +110,8 @@ class AccessMiddleware:
             refusal = self._refusal(scope)
             if refusal is not None and refusal.reason is not None:
                 self._service.metrics.count_refusal(refusal.reason)
+                if trace is not None:
+                    trace.error = refusal.code
             await (refusal.response() if refusal else self._app)(scope, receive, send_with_headers)
         except Exception as error:  # must not pass: uvicorn would log the message
             log_error("unexpected", error)
@@ -115,7 +119,9 @@ class AccessMiddleware:
                 await internal_error().response()(scope, receive, send_with_headers)
         finally:
             seconds = time.perf_counter() - started
-            self._service.metrics.count_request(route_of(scope["path"]), status or 500, seconds)
+            self._service.metrics.count_request(route, status or 500, seconds)
+            if trace is not None:
+                trace.responded(status or 500)
 
     def _refusal(self, scope: Scope) -> Refused | None:
         headers = Headers(scope=scope)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import Request as HttpRequest
 from fastapi.responses import Response
@@ -42,6 +42,9 @@ from paclm.server.repeats import first_failed, look_up, reply_lost
 from paclm.server.service import Service
 from paclm.server.telemetry import log_error
 from paclm.server.web_server import EVENTS, KEEP_ALIVE_SECONDS, EventStream, Outbox, unless_client_leaves
+
+if TYPE_CHECKING:
+    from paclm.server.otel import Trace
 
 JSON = "application/json"
 BUDGET_GONE = {"paclm-budget": "exhausted"}
@@ -77,6 +80,7 @@ class Answer:
         self._last: tuple[int, Piece] | None = None
         self._finished = asyncio.Event()  # all pieces are there, or none will come any more
         self._error: Exception | None = None
+        self._trace: Trace | None = None
         self._started = time.perf_counter()
         self._first_token_seconds: float | None = None
         self._last_token: dict[int, float] = {}
@@ -169,14 +173,18 @@ class Answer:
                 log_error("task failed", error)
             self._set_error(error)
             return
+        self._trace = http.state.trace
+        if self._trace is not None:
+            self._trace.has_answer = True
         line = {"request": http.state.request_id, "key": self._caller.name, "route": route_of(http.url.path)}
         try:
             await (self._stream() if self._is_stream else self._whole())
             self._log("answered", 200, line)
         except Exception as error:
             await self._give_up()  # tokens are final from here on
-            self._log("failed" if self._has_client else "disconnected", None, line)
-            self._fail(error)
+            refusal = self._refusal_for(error)
+            self._log("failed" if self._has_client else "disconnected", None, {**line, "code": refusal.code})
+            self._fail(error, refusal)
 
     async def _begin(self, http: HttpRequest, body: bytes) -> Response | None:
         """Take a ticket for the Idempotency-Key, if there is one, or return the stored response."""
@@ -323,13 +331,14 @@ class Answer:
             refusal = error if isinstance(error, Refused) else database_unavailable()
             self.outbox.put(self._reply.failure(refusal))
 
-    def _fail(self, error: Exception) -> None:
-        """Tell the client that the answer broke off: an error event in a stream, an error response otherwise."""
+    def _refusal_for(self, error: Exception) -> Refused:
         if isinstance(error, Interrupted):
-            refusal = cut_off() if self._has_started else stopping()
-        else:
-            log_error("task failed", error)
-            refusal = internal_error()
+            return cut_off() if self._has_started else stopping()
+        log_error("task failed", error)
+        return internal_error()
+
+    def _fail(self, error: Exception, refusal: Refused) -> None:
+        """Tell the client that the answer broke off: an error event in a stream, an error response otherwise."""
         if not self._is_stream:
             self._set_error(refusal)
             return
@@ -359,3 +368,5 @@ class Answer:
             **line,
         )
         telemetry.write(entry)
+        if self._trace is not None:
+            self._trace.answered(entry, [stream.finish_reason for stream in self._streams])

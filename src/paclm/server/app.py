@@ -42,6 +42,12 @@ def create_app(service: Service) -> FastAPI:
         redoc_url=None,
         openapi_url=None,  # served below, with a key like everything else
         redirect_slashes=False,
+        telemetry={  # FastAPI's own would send queries, and messages of errors
+            "tracing": False,
+            "metrics": False,
+            "logs": False,
+            "auto_configure": False,
+        },
     )
     app.state.service = service
     app.openapi = lambda: describe(app, service.setup.model_id, completions.BODIES)  # type: ignore[method-assign]
@@ -108,6 +114,8 @@ async def _refuse(request: Request, refusal: Exception) -> Response:
         return refusal.response()
     service: Service = request.app.state.service
     service.metrics.count_refusal(refusal.reason)
+    if request.state.trace is not None:
+        request.state.trace.error = refusal.code
     telemetry.write(
         telemetry.Entry(
             event="refused",

@@ -11,9 +11,10 @@ from __future__ import annotations
 import gc
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paclm.config import ServerConfig
 from paclm.curator.redacted import hide_memory
@@ -31,6 +32,9 @@ from paclm.server.service import HalfService, Service, Setup
 from paclm.server.web_server import web_server
 from paclm.worlds.fingerprints import Base
 
+if TYPE_CHECKING:
+    from paclm.server.otel import Otel
+
 
 def main(link: int, listening: int, base_folder: str) -> None:
     """Serve until the end; errors are logged as everything is."""
@@ -45,9 +49,10 @@ def main(link: int, listening: int, base_folder: str) -> None:
         return
     gc.freeze()  # collections need not walk over the modules
     setup = Setup(**{**hello["setup"], "settings": ServerConfig(**hello["setup"]["settings"])})
-    with _service_database(hello) as database:
+    with _service_database(hello) as database, _otel(setup) as otel:
         replies = Replies(database, Keep(seconds=setup.settings.keep_replies_seconds))
         service = service_for(hello, end, setup, tokenizer, KeyStore(database), replies)
+        service.otel = otel
         web_server(create_app(service), service, setup.settings).run(sockets=[port])
 
 
@@ -56,6 +61,20 @@ def _service_database(hello: Mapping[str, Any]) -> Database:
     if hello.get("front_url") is None:
         return open_database(service_path(Path(hello["workspace"])))
     return open_database(hello["front_url"], hello["permit"], is_front=True)
+
+
+@contextmanager
+def _otel(setup: Setup) -> Iterator[Otel | None]:
+    if not setup.settings.otel:
+        yield None
+        return
+    from paclm.server.otel import open_otel
+
+    otel = open_otel(setup.model_id, setup.settings.host)
+    try:
+        yield otel
+    finally:
+        otel.close()
 
 
 def service_for(

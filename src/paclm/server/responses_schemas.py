@@ -76,7 +76,6 @@ _STATELESS = "this server stores nothing between requests"
 NoMemory = Annotated[object, none_of(f"is not offered: {_STATELESS}. Send the whole conversation as input")]
 InForeground = Annotated[object, one_of(f"must be false: {_STATELESS}", False)]
 NoReasoning = Annotated[object, none_of("is not offered: this model writes its answer only")]
-NotOffered = Annotated[object, none_of("is not offered by this server")]
 NoLogprobs = Annotated[object, one_of("is not offered here: /v1/chat/completions has it under the promise corpus", 0)]
 NoCut = Annotated[object, one_of("must be disabled: an input that does not fit is refused, not shortened", "disabled")]
 NoExtras = Annotated[object, empty("must be empty: answers have no further output")]
@@ -167,10 +166,6 @@ class ResponseAsk(Strict):
     top_p: Whole = None
     truncation: NoCut = None
     service_tier: AnyTier = None
-    context_management: NotOffered = None
-    moderation: NotOffered = None
-    prompt_cache_options: NotOffered = None
-    prompt_cache_retention: NotOffered = None
 
     @model_validator(mode="after")
     def _options_need_a_stream(self) -> ResponseAsk:

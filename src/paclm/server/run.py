@@ -104,6 +104,10 @@ def serve(
     if take_over:
         check_take_over(workspace)
     check_promise(workspace, promise)  # fail fast
+    if settings.otel:
+        from paclm.server.otel import check_environment
+
+        check_environment()
     allow_files(settings.max_connections)
     hide_memory()
     setup = _setup(workspace, settings, promise)

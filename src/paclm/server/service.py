@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from paclm.config import PromiseName, ServerConfig
 from paclm.curator.streams import Mark, Tokenizer
@@ -30,6 +30,9 @@ from paclm.server.refusals import Refused
 from paclm.server.repeats import Repeats
 from paclm.server.telemetry import Metrics, Recent, log_error
 from paclm.server.workers import Turns, Workers, Writer
+
+if TYPE_CHECKING:
+    from paclm.server.otel import Otel
 
 T = TypeVar("T")
 
@@ -79,6 +82,8 @@ class Service(ABC):
         self.replies = replies
         self.repeats = Repeats()
         self.metrics = Metrics(self.promise)
+        self.otel: Otel | None = None
+        """Where traces go, if anywhere."""
         self.recent = Recent()
         self.num_requests: Counter[str] = Counter()
         """Requests admitted since the start, by key name."""

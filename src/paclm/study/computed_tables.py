@@ -144,8 +144,8 @@ def _pmixed_full(epsilon: float, results: Mapping[str, Result]) -> TableData:
         rows,
         [
             f"Public model: {first['accuracy_public']:.4f} over the vocabulary, {first['accuracy_public_inside']:.4f} "
-            f"in its top 200 (exact), {bound['accuracy_public']:.4f} with PAC's coins. Ceilings: PAC "
-            f"{bound['accuracy_ceiling']:.4f}; PMixED {ceilings}.",
+            f"in its top 200 (both expected over coins), {bound['accuracy_public']:.4f} with PAC's coins. Ceilings: "
+            f"PAC {bound['accuracy_ceiling']:.4f}; PMixED {ceilings}.",
             "δ of an example: what a two-token ensemble reaches at this operating point, exactly; marked † where it is "
             "more than the δ that is promised. The generous reading promises none.",
         ],

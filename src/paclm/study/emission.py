@@ -124,7 +124,7 @@ class GreedyLaw(Law):
                 law = mass / mass.sum()
             else:
                 channel = optimal_channel(mass / mass.sum(), self._per_token)
-                law = np.stack([channel.given_vote(v) for v in range(mass.size)]).T @ (mass / mass.sum())
+                law = channel.weights / channel.weights.sum()
             at = np.flatnonzero(candidates == target)
             if at.size == 0 or law[at[0]] == 0.0:
                 break  # the whole continuation has probability 0

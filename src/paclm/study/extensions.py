@@ -19,9 +19,11 @@ TAKING = ("releases", "pmixed", "attacks", "baselines")
 
 def load_release(name: str) -> Loaded | None:
     """The release that `--release` names, a plugin or `module:NAME`; None if it is built in."""
+    find_plugins("releases", RULES)  # refuses a package that claims a built-in name
     if name in RULES:
-        find_plugins("releases", RULES)  # refuses a package that claims such a name
         return None
+    if ":" in name:  # of an installed module, or of one in the current folder
+        return load(Plugin("releases", name, name, None), Rule, RULES)
     return load_named("releases", name, Rule, RULES)
 
 

@@ -1,8 +1,8 @@
 """Make `lm_eval --model paclm` known to releases of lm-eval that look for no entry points. Imports nothing of paclm.
 
 lm-eval reads entry points of the group `lm_eval.models` (paclm declares one) since its pull request 4013; 0.4.13, its
-newest release, does not. For it `paclm-lm-eval.pth` imports this module at the start of a process whose command is
-lm_eval, and of no other; it adds one name to lm-eval's registry when that is filled.
+newest release, does not. For it `paclm-lm-eval.pth` calls `install` at the start of a process whose command is
+lm_eval, and of no other: one name is added to lm-eval's registry when that is filled.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def register() -> None:
         model_registry.register("paclm", target=TARGET)
 
 
-if _REGISTRATION in sys.modules:
-    register()
-else:
-    sys.meta_path.insert(0, AddsModel())
+def install() -> None:
+    """Register now, or once lm-eval fills its registry."""
+    if _REGISTRATION in sys.modules:
+        register()
+    else:
+        sys.meta_path.insert(0, AddsModel())

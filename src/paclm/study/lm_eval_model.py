@@ -100,6 +100,7 @@ class PaclmLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         self.lab = Lab(opened, seed=seed, runtime=runtime)
         voting = opened.settings.voting
         usual = 0.0 if voting.decoder == "greedy" else voting.temperature
+        self.support_size = voting.support_size
         self.temperature = usual if temperature is None else float(temperature)
         check_temperature(self.temperature)
         self.max_length = _context(opened, runtime.context, max_length)
@@ -204,7 +205,9 @@ class PaclmLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         decoder = ResearchDecoder(engine, self.tokenizer, voting, self._choose(engine, first, len(asked)))
         with decoder, tqdm(total=len(asked), desc="Generating", disable=disable_tqdm) as bar:
             texts = decoder.write(asked, bar.update)
-        self._counts.update(answers=len(texts), generated_tokens=decoder.num_tokens, dissent_tokens=decoder.num_dissent)
+        self._counts["answers"] += len(texts)
+        if self.release not in MODELS:
+            self._counts.update(released_tokens=decoder.num_tokens, dissent_tokens=decoder.num_dissent)
         for request, text in zip(requests, texts, strict=True):
             self.cache_hook.add_partial("generate_until", request.args, text)
         return texts
@@ -255,7 +258,11 @@ class PaclmLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
     @cached_property
     def _engine(self) -> Engine:
         engine, self.batch_size = engine_for(
-            self.lab, *self.adapters, sequences=self.batch_size, context=self.max_length
+            self.lab,
+            *self.adapters,
+            sequences=self.batch_size,
+            context=self.max_length,
+            support_size=self.support_size,
         )
         return engine
 
@@ -271,6 +278,7 @@ class PaclmLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
                 "per_token_nats": self.per_token,
                 "protocol": self.protocol,
                 "temperature": self.temperature,
+                "support_size": self.support_size,
                 "seed": self.seed,
                 "max_length": self.max_length,
                 "worlds": workspace.num_worlds,

@@ -208,11 +208,11 @@ def begin(num_worlds: int, rule: Rule, per_token: float, seed: int, first: int, 
     return carry_on(rule, per_token, seed, first, secrets, 0, uniform)
 
 
-def engine_for(lab: Lab, *adapters: str, sequences: int, context: int) -> tuple[Engine, int]:
+def engine_for(lab: Lab, *adapters: str, sequences: int, context: int, support_size: int = 200) -> tuple[Engine, int]:
     """An engine for this many sequences, or for half as many until its memory suffices; and how many it holds."""
     while True:
         try:
-            engine = lab.engine(*adapters, sequences=sequences, context=context)
+            engine = lab.engine(*adapters, sequences=sequences, context=context, support_size=support_size)
             together = engine.num_together(context)
             if together == 0:
                 raise EngineError(f"Not even one sequence of {context} tokens fits into the cache.")

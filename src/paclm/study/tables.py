@@ -394,10 +394,10 @@ _TABLES = (
             Column("what it sees", "{sees}"),
             Column("release", "{release}"),
             Column("b", "{budget}"),
-            Column("record", "membership_rate ± membership_stderr", ".1%"),
-            Column("record: bound", "membership_bound", ".1%", is_bound=True),
-            Column("world", "world_rate ± world_stderr", ".1%"),
-            Column("world: bound", "world_bound", ".1%", is_bound=True),
+            Column("record", "membership_rate ± membership_stderr", ".3f"),
+            Column("record: bound", "membership_bound", ".3f", is_bound=True),
+            Column("world", "world_rate ± world_stderr", ".3f"),
+            Column("world: bound", "world_bound", ".3f", is_bound=True),
         ),
     ),
     rows_table(
@@ -489,8 +489,9 @@ _TABLES = (
         (
             "†: a lower bound in expectation, log m + E log q(S | tokens), reached by an attack that can be carried "
             "out (a particle filter over the curator's hidden beliefs). The truth lies between it and the history's.",
-            "channel: exact, tokens and history are the same. As budgets fall the share of gaussian goes to 2/π ≈ 64 % "
-            "where two votes are cast, because the token is the sign of R, and to less where there are more.",
+            "channel: tokens and history are the same, so their leaks are; both are means over these sessions. As "
+            "budgets fall the share of gaussian goes to 2/π ≈ 64 % where two votes are cast, because the token is the "
+            "sign of R, and to less where there are more.",
         ),
     ),
     rows_table(

@@ -27,6 +27,8 @@ from paclm.study.regime import Findings, Regime, headline
 from paclm.study.results import Result, Row
 from paclm.study.streams import play_sessions
 
+_GUESS = 1e-12  # the error of rates that are the same in every session, up to rounding
+
 
 @dataclass(frozen=True, slots=True)
 class AttacksScale:
@@ -88,8 +90,14 @@ def _rates(lab: Lab, attack: Attack, sessions: list[PlayedSession], secrets: Int
 
 
 def verdicts(result: Result) -> list[str]:
-    """The largest excess over a bound; an attack above it by more than chance has found a bug."""
-    return [describe_excess(result.select(collection=1))]
+    """The largest excess over a bound; an attack above it by more than chance has found a bug.
+
+    An attack that only guesses, as on a belief that never moves, has no error and is not tested.
+    """
+    rows = [row | {"budget": row["budget"] or "no budget"} for row in result.select(collection=1)]
+    errors = ("membership_stderr", "world_stderr")
+    tested = [row for row in rows if any((row[name] or 0.0) > _GUESS for name in errors)]
+    return [describe_excess(tested)] if tested else []
 
 
 REGIME = Regime(

@@ -50,10 +50,10 @@ def run(lab: Lab, scale: LmEvalScale) -> Findings:
     notes = ["Standard errors are lm-eval's, over documents. One run is one draw of secrets, noise and coins."]
     if len(found) < len(files):
         notes.append(f"Result files that belong to other worlds and were left out: {len(files) - len(found)}.")
-    if impossible := sum(row["impossible"] > 0 for row in latest.values()):
+    if limited := sorted({row["source"] for row in latest.values() if row["impossible"]}):
         notes.append(
-            f"In {impossible} rows some continuations have probability 0 under the release, so that lm-eval saw a "
-            "log-likelihood of −inf; where all choices of a question do, lm-eval takes the first."
+            f"Some continuations have probability 0 under {', '.join(limited)}, so lm-eval saw log-likelihoods of "
+            "−inf; where all choices of a question do, lm-eval takes the first."
         )
     return Findings(sorted(latest.values(), key=lambda row: (row["task"], row["metric"])), notes)
 
@@ -107,6 +107,6 @@ REGIME = Regime(
     question="What do the public model, each release and the full-corpus adapter score on the tasks of lm-eval?",
     presets={"quick": LmEvalScale(), "paper": LmEvalScale()},
     run=run,
-    headlines=(headline("{task}, {metric}, {source}", "score ±", ".3f"),),
+    headlines=(headline("{task}, {metric}, {source}, {budget}", "score ±", ".3f"),),
     for_each_collection=False,
 )

@@ -2,7 +2,7 @@
 
 Other tables estimate I(S; R-history), because the curator's belief is exact about it. A user never sees R. Here an
 attacker who knows all adapters, coins and votes, but not R, averages over the possible R; the leak of this attack is a
-lower bound on I(S; tokens), as the history's is an upper one. For `channel` the tokens are the history: exact.
+lower bound on I(S; tokens), as the history's is an upper one. For `channel` the tokens are the history.
 """
 
 from __future__ import annotations
