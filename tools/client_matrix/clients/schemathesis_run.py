@@ -16,7 +16,7 @@ CHECKS = (
 )
 KEY_CHECKS = ",ignored_auth,missing_required_header"
 """For the server that needs a key; the other takes requests without one, because it listens on loopback only."""
-EXAMPLES = os.environ.get("PACLM_SCHEMATHESIS_EXAMPLES", "300")
+EXAMPLES = os.environ.get("PACLM_SCHEMATHESIS_EXAMPLES", "50")
 figures: dict[str, str] = {}
 
 
