@@ -324,10 +324,10 @@ class ServerConfig:
     """Time limit for a client to send its headers, to send its body, and to read pending output."""
     max_answers: int = 64
     """Most answers of one request: prompts times n."""
-    max_connections: int = 512
+    max_connections: int = 1024
     """Most open connections. A new one takes the place of the one that has waited longest for its client; if all are at
     work, it is refused with status 503."""
-    max_waiting: int = 256
+    max_waiting: int = 1024
     """Most answers waiting for a place in the batch; more are refused with status 503. A key that has none waiting is
     accepted up to twice this number."""
     default_max_tokens: int = 64

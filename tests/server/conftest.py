@@ -45,11 +45,15 @@ def dp_template(template, tmp_path_factory):
         return with_dp_adapter(Workspace.open(folder)).path
 
 
+def open_dp_engine(path):
+    stack = AdapterStack.load(path / "adapters" / DP_FILE).as_public()
+    return open_engine(Workspace.open(path), 40, stack=stack)
+
+
 @pytest.fixture(scope="session")
 def dp_engine(dp_template):
-    """One engine for all tests: it keeps nothing between sequences."""
-    stack = AdapterStack.load(dp_template / "adapters" / DP_FILE).as_public()
-    return open_engine(Workspace.open(dp_template), 40, stack=stack)
+    """One engine for all tests that start a server of their own: it keeps nothing between sequences."""
+    return open_dp_engine(dp_template)
 
 
 @pytest.fixture
@@ -68,10 +72,10 @@ def start_corpus(tmp_path, dp_template, dp_engine, chat_tokenizer):
 
 
 @pytest.fixture(scope="session")
-def corpus(dp_template, dp_engine, chat_tokenizer, tmp_path_factory):
-    """One server under the promise `corpus` for tests that leave it as they found it."""
+def corpus(dp_template, chat_tokenizer, tmp_path_factory):
+    """One server under the promise `corpus` for tests that leave it as they found it; with an engine of its own."""
     workspace = Workspace.open(shutil.copytree(dp_template, tmp_path_factory.mktemp("corpus") / "clinic"))
-    with serve(workspace, dp_engine, chat_tokenizer, promise="corpus") as live:
+    with serve(workspace, open_dp_engine(dp_template), chat_tokenizer, promise="corpus") as live:
         yield live
 
 

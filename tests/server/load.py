@@ -23,7 +23,7 @@ class Received:
     """Streams that their client left."""
     refused: int = 0
     refusals: Counter = field(default_factory=Counter)
-    """(status, code, whether the refusal says when to retry) → how often."""
+    """(status, code) → how often."""
     cut: Counter = field(default_factory=Counter)
     """Connections that ended without an answer: kind of error → how often."""
     problems: list[str] = field(default_factory=list)
@@ -39,17 +39,15 @@ def prompt_of(client):
 
 
 async def _stream(http, client, tokens, got, leaves_after):
-    """Ask once; returns when to retry if that was refused, else None."""
     prompt, text, ids, arrived = prompt_of(client), "", set(), 0
     body = {"model": "clinic", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "stream": True, "echo": True}
     started = last = time.perf_counter()
     is_whole = False
     async with http.stream("POST", "/v1/completions", json=body) as answer:
         if answer.status_code != 200:
-            code = json.loads(await answer.aread())["error"]["code"]
             got.refused += 1
-            got.refusals[answer.status_code, code, "retry-after" in answer.headers] += 1
-            return float(answer.headers.get("retry-after", 1))
+            got.refusals[answer.status_code, json.loads(await answer.aread())["error"]["code"]] += 1
+            return
         async for line in answer.aiter_lines():
             if line == "data: [DONE]":
                 is_whole = True
@@ -70,7 +68,7 @@ async def _stream(http, client, tokens, got, leaves_after):
             got.tokens += marks
             if leaves_after is not None and arrived >= leaves_after:
                 got.left += 1
-                return None
+                return
     if is_whole:
         got.complete += 1
         got.texts.setdefault(prompt, set()).add(text)
@@ -80,10 +78,9 @@ async def _stream(http, client, tokens, got, leaves_after):
         got.problems.append(f"client {client} got another's text")
     if is_whole and not 1 <= arrived <= tokens:
         got.problems.append(f"client {client} got {arrived} of {tokens} tokens")
-    return None
 
 
-async def _client(url, key, client, got, *, until, at_least, tokens, leaving, patient):
+async def _client(url, key, client, got, *, until, at_least, tokens, leaving):
     chance = random.Random(client)
     limits = httpx.Limits(max_connections=2)
     headers = {"authorization": f"Bearer {key}"}
@@ -93,29 +90,20 @@ async def _client(url, key, client, got, *, until, at_least, tokens, leaving, pa
             if turn >= at_least and time.monotonic() >= until:
                 return
             leaves_after = chance.randint(1, tokens) if chance.random() < leaving else None
-            wait = 0.0
-            while wait is not None:
-                try:
-                    wait = await _stream(http, client, tokens, got, leaves_after)
-                except httpx.TransportError as error:  # the server was killed, or has no room for the connection
-                    got.cut[f"{type(error).__name__}: {error}"] += 1
-                    wait = 1.0
-                    if not patient:
-                        return
-                if not patient:
-                    break
-                if wait is not None:
-                    await asyncio.sleep(wait + chance.random())
+            try:
+                await _stream(http, client, tokens, got, leaves_after)
+            except httpx.TransportError as error:  # the server was killed
+                got.cut[f"{type(error).__name__}: {error}"] += 1
+                return
 
 
 def ask_for(url, key, *, clients, seconds, tokens, **more):
     """So many clients stream one answer after another for so long.
 
     More: `leaving`, the share that leaves in the middle; `at_least`, how often each asks however slow the machine is;
-    `patient`, whether a refused client asks again after the time that it was told; `got`, for others to look at while
-    it goes on.
+    `got`, for others to look at while it goes on.
     """
-    load = {"leaving": 0.0, "at_least": 1, "patient": False, "got": Received(), **more}
+    load = {"leaving": 0.0, "at_least": 1, "got": Received(), **more}
 
     async def ask_all():
         until = time.monotonic() + seconds

@@ -104,7 +104,7 @@ def many_files():
 
 @pytest.mark.parametrize("said", [b"", HEAD, HEAD + b"\r\n"], ids=["silent", "half a head", "answered and kept"])
 def test_five_hundred_and_twelve_idle_connections_shut_out_nobody(start, many_files, said):
-    live = start(settings=ServerConfig(read_seconds=600))
+    live = start(settings=ServerConfig(max_connections=512, read_seconds=600))
     live.server.config.timeout_keep_alive = 600
     with connections(live, 512, said):
         wait_until(lambda: num_idle(live) >= 448)  # one address holds no more

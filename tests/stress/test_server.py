@@ -58,17 +58,13 @@ def charged_tokens(url, key):
 
 
 def test_64_clients_for_a_minute_and_700_at_once_are_charged_what_they_receive(clinic):
-    """No client leaves, so that not one token may be charged and not received, or received and not charged.
-
-    700 are more than the connections and the places in the queue: some are refused, are told when to ask again, and do;
-    others lose their connection to a newer one before they are heard, which costs nothing, and connect again.
-    """
+    """No client leaves, so that not one token may be charged and not received, or received and not charged."""
     process, url, key = serve_process(clinic)
     figures = {}
     try:
         for name, load in {
             "64 for a minute": {"clients": 64, "seconds": 60, "tokens": 24},
-            "700 at once": {"clients": 700, "seconds": 0, "tokens": 8, "patient": True},
+            "700 at once": {"clients": 700, "seconds": 0, "tokens": 8},
         }.items():
             before = charged_tokens(url, key)
             got = ask_for(url, key, **load)
@@ -80,13 +76,12 @@ def test_64_clients_for_a_minute_and_700_at_once_are_charged_what_they_receive(c
             assert got.left == 0
             assert got.tokens == charged > 0
             assert got.complete >= load["clients"]
-            assert set(got.refusals) <= {(503, "queue_full", True), (503, "too_many_connections", True)}
+            assert not got.refusals
+            assert not got.cut
     finally:
         process.terminate()
         process.wait(60)
         print(json.dumps(figures))
-    assert not figures["64 for a minute"]["refusals"]
-    assert not figures["64 for a minute"]["cut"]
     assert ledger_rows(clinic) == sum(load["received"] for load in figures.values())
 
 

@@ -305,11 +305,11 @@ def _budget(release: str, per_token: str | float | None) -> float | None:
 
 def _adapters(workspace: Workspace, release: str) -> tuple[str, ...]:
     """What the engine loads. The public model needs no adapter, but an engine does: it gets one."""
-    path = in_shell(workspace.path)
+    train = f"paclm train {in_shell(workspace.path)}"
     if WORLDS_FILE not in workspace.manifest.adapters:
-        raise WorkspaceError(f"{workspace.path} has no trained worlds yet. Train them: paclm train {path}")
+        raise WorkspaceError(f"{workspace.path} has no trained worlds yet. Train them: {train}")
     if release == "full" and FULL_FILE not in workspace.manifest.adapters:
-        raise WorkspaceError(f"{workspace.path} has no full-corpus adapter. Train it: paclm train {path} --what full")
+        raise WorkspaceError(f"{workspace.path} has no full-corpus adapter. Train it: {train} --what full")
     return {"public": ("worlds-first-1",), "full": ("full",)}.get(release, ("worlds",))
 
 
