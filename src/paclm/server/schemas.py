@@ -257,7 +257,9 @@ class Message(Strict):
     """One turn of a conversation, also as a client's library returned it: what it adds must be empty."""
 
     role: Annotated[Literal["system", "developer", "user", "assistant"], BeforeValidator(_read_role)]
-    content: Annotated[str | Annotated[list[TextPart], Field(min_length=1, max_length=64, fail_fast=True)], Field(repr=False)]
+    content: Annotated[
+        str | Annotated[list[TextPart], Field(min_length=1, max_length=64, fail_fast=True)], Field(repr=False)
+    ]
     name: Remark | None = None
     refusal: Unread = None
     parsed: Unread = None
