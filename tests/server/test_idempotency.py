@@ -8,6 +8,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from paclm.errors import InvalidInput, RepliesFull, ReplyConflict
 from paclm.server.api_keys import KeyStore
@@ -269,6 +270,14 @@ def test_limits_count_what_an_earlier_server_left(db, clock):
         Replies(db, Keep(rows=3), clock).begin("alice", "uuid-3", BODY)
     store(Replies(db, Keep(total_bytes=2000), clock), key="uuid-3", body=b"x" * 900)
     assert earlier.begin("alice", "uuid-0", BODY) == Lost()
+
+
+def test_a_reply_that_was_stored_before_replies_had_headers_is_repeated(db, replies):
+    ticket = replies.begin("alice", "uuid-1", BODY).ticket
+    sealed = AESGCM(ticket.seal).encrypt(bytes(12), b'[200, "application/json"]\n' + TEXT, None)
+    with db.writing() as sql:
+        sql.execute("UPDATE replies SET state = 'stored', sealed = ? WHERE id = ?", (sealed, ticket.id))
+    assert replies.begin("alice", "uuid-1", BODY) == Stored(200, TEXT, "application/json", {})
 
 
 def test_a_damaged_reply_is_lost_not_repeated(db, replies):

@@ -5,10 +5,12 @@ import logging
 import random
 
 import pytest
+from pydantic import ValidationError
 
 from paclm.config import ServerConfig
 from paclm.server import telemetry
 from paclm.server.refusals import Refused
+from paclm.server.responses_schemas import ResponseAsk
 from paclm.server.schemas import ChatAsk, CompletionAsk, check
 from server.sockets import ask, post_with_key
 from server.stepped import wait_until
@@ -96,7 +98,7 @@ REFUSED_EVERYWHERE = {
     "store": [True, 0],
     "service_tier": ["flex", "priority"],
     "top_p": [0.9, True],
-    "metadata": [{"zebra": 3}, {"zebra": "a" * 513}, dict.fromkeys(map(str, range(17)), "")],
+    "metadata": [{"zebra": 3}, {"zebra": "a" * 513}, {"z" * 65: ""}, dict.fromkeys(map(str, range(17)), "")],
     "stop": ["", ["a"] * 65, ["a" * 1001], ["a" * 1000] * 5, [3]],
     "n": [0],
 }
@@ -195,6 +197,33 @@ def test_a_refusal_names_the_place_in_a_message_and_repeats_nothing(message, pla
     assert refused.param == f"messages[1]{place}"
     assert f"messages[1]{place}" in refused.message
     assert said in refused.message
+
+
+@pytest.mark.parametrize(
+    ("shape", "fields"),
+    [
+        (ChatAsk, {"messages": [1] * 2000}),
+        (ChatAsk, {"messages": [{"role": "user", "content": [1] * 60}] * 500}),
+        (ChatAsk, {"messages": [{"role": "user", "content": "x", **dict.fromkeys(map(str, range(500)), 1)}]}),
+        (CompletionAsk, {"prompt": "x", **dict.fromkeys(map(str, range(2000)), 1)}),
+        (ResponseAsk, {"input": [1] * 2000}),
+        (ResponseAsk, {"input": [{"role": "user", "content": [{}] * 2000}]}),
+    ],
+)
+def test_a_body_that_is_wrong_in_thousands_of_places_gets_few_errors(shape, fields):
+    """All are made on the event loop: half a million of them, in 1 MB, held up every client for seconds."""
+    with pytest.raises(ValidationError) as refused:
+        shape.model_validate({"model": "clinic", **fields})
+    assert refused.value.error_count() <= 4
+
+
+@pytest.mark.parametrize(("shape", "name"), [(ChatAsk, "messages"), (ResponseAsk, "input")])
+def test_messages_beyond_the_limit_are_not_read(shape, name):
+    """The one behind the limit is no message, and the error is about the number."""
+    turn = {"role": "user", "content": "x"}
+    with pytest.raises(ValidationError) as refused:
+        shape.model_validate({"model": "clinic", name: [turn] * 512 + [1] * 9})
+    assert [error["type"] for error in refused.value.errors()] == ["too_long"]
 
 
 @pytest.fixture

@@ -235,5 +235,5 @@ def _open(seal: bytes, sealed: bytes) -> Stored | Lost:
         head, _, body = AESGCM(seal).decrypt(_NONCE, sealed, None).partition(b"\n")
     except InvalidTag:  # the file was damaged
         return Lost()
-    status, media_type, headers = json.loads(head)
-    return Stored(status, body, media_type, headers)
+    status, media_type, *headers = json.loads(head)
+    return Stored(status, body, media_type, headers[0] if headers else {})  # none: stored before there were any

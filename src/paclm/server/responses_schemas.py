@@ -99,8 +99,8 @@ class InputItem(Strict):
     role: Role
     content: Annotated[
         list[InputPart],
-        BeforeValidator(_read_parts),
-        Field(min_length=1, max_length=64, repr=False, json_schema_extra=_or_text),
+        Field(min_length=1, max_length=64, fail_fast=True, repr=False, json_schema_extra=_or_text),
+        BeforeValidator(_read_parts),  # last, or all entries are read before they are counted
     ]
     id: Remark | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
@@ -127,8 +127,8 @@ class ResponseAsk(Strict):
     """As `/v1/models` names it."""
     input: Annotated[
         list[InputItem],
+        Field(min_length=1, max_length=_MOST_MESSAGES, fail_fast=True, repr=False, json_schema_extra=_or_text),
         BeforeValidator(_read_items),
-        Field(min_length=1, max_length=_MOST_MESSAGES, repr=False, json_schema_extra=_or_text),
     ]
     """A text, or the conversation so far."""
     instructions: Annotated[str | None, Field(repr=False)] = None

@@ -133,7 +133,11 @@ class Strict(BaseModel):
     def _without_nulls(cls, fields: Any) -> Any:
         if not isinstance(fields, dict):
             return fields
-        return {name: value for name, value in fields.items() if value is not None}
+        given = {name: value for name, value in fields.items() if value is not None}
+        unknown = [name for name in given if name not in cls.model_fields]
+        for name in unknown[1:]:  # one is enough to refuse; an error for each of thousands takes seconds
+            del given[name]
+        return given
 
 
 class StreamOptions(Strict):
@@ -253,7 +257,7 @@ class Message(Strict):
     """One turn of a conversation, also as a client's library returned it: what it adds must be empty."""
 
     role: Annotated[Literal["system", "developer", "user", "assistant"], BeforeValidator(_read_role)]
-    content: Annotated[str | Annotated[list[TextPart], Field(min_length=1, max_length=64)], Field(repr=False)]
+    content: Annotated[str | Annotated[list[TextPart], Field(min_length=1, max_length=64, fail_fast=True)], Field(repr=False)]
     name: Remark | None = None
     refusal: Unread = None
     parsed: Unread = None
@@ -277,7 +281,7 @@ class Message(Strict):
 class ChatAsk(_Ask):
     """POST /v1/chat/completions"""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=512, repr=False)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=512, fail_fast=True, repr=False)]
     max_tokens: Annotated[int, Field(ge=1, le=MOST_TOKENS)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1, le=MOST_TOKENS)] | None = None
     logprobs: bool | None = None

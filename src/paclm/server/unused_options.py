@@ -40,7 +40,7 @@ class Only:
         raise problem(self.why)
 
 
-LONGEST_REMARK, _MOST_METADATA = 512, 16
+LONGEST_REMARK, _MOST_METADATA, _LONGEST_NAME = 512, 16, 64
 _NO_SHAPING = "is not offered: requests cannot re-weight the candidates"
 _CUT = "must be 1: the candidates are the model's top k, and requests cannot cut them further"
 NO_TOOLS = "tools are not offered: this model answers with text"
@@ -78,11 +78,13 @@ def _read_metadata(value: object) -> dict[str, str]:
     if (
         isinstance(value, dict)
         and len(value) <= _MOST_METADATA
+        and all(len(name) <= _LONGEST_NAME for name in value)  # a response returns them, up to three times
         and all(isinstance(text, str) and len(text) <= LONGEST_REMARK for text in value.values())
     ):
         return value
     raise problem(
-        f"must be an object of at most {_MOST_METADATA} entries, each a text of at most {LONGEST_REMARK} characters"
+        f"must be an object of at most {_MOST_METADATA} entries, each a text of at most {LONGEST_REMARK} characters "
+        f"under a name of at most {_LONGEST_NAME}"
     )
 
 
@@ -127,6 +129,7 @@ Metadata = Annotated[
         {
             "type": "object",
             "maxProperties": _MOST_METADATA,
+            "propertyNames": {"maxLength": _LONGEST_NAME},
             "additionalProperties": {"type": "string", "maxLength": LONGEST_REMARK},
         }
     ),
