@@ -13,6 +13,7 @@ from paclm.cli import demo as demo_module
 from paclm.cli import demo_texts
 from paclm.cli.side_by_side import Screen
 from paclm.errors import WorkspaceError
+from paclm.study.figure import LOOK
 from paclm.study.recorded_votes import RecordedVotes
 from paclm.study.regimes.knowledge import KnowledgeScale
 from paclm.study.results import Result
@@ -24,10 +25,11 @@ from paclm.worlds.settings import write_settings
 def small_demo(monkeypatch):
     prompts = {"The patient": 6, "Plan:": 2}
     sizes = {"NOTES": 36, "WORLDS": 4, "HELD_OUT_TOKENS": 200, "REPORTED_SESSIONS": 2, "REPORTED_TOKENS": 32}
-    sizes |= {"QUESTIONS": 6, "ANSWERED_SESSIONS": 2}
+    sizes |= {"QUESTIONS": 6, "ANSWERED_SESSIONS": 2, "ATTACKED_SESSIONS": 4, "ATTACKED_TOKENS": 200}
     for name, value in {**sizes, "PROMPTS": prompts}.items():
         monkeypatch.setattr(demo_module, name, value)
     monkeypatch.setitem(demo_module.TRAINING, "max_record_tokens", 40)
+    monkeypatch.setitem(LOOK, "pdf.fonttype", 3)  # half the time; study/test_rehearsal.py draws all figures as they are
 
 
 def test_demo_runs_everything_and_resumes_instead_of_repeating(small_demo, tmp_path):

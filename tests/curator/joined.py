@@ -8,7 +8,7 @@ from paclm.engine.launch import start_workers
 from paclm.engine.rendezvous import Rendezvous
 from paclm.engine.wire import find_store, join
 from paclm.engine.worker import Worker, run_worker
-from paclm.errors import EngineError
+from paclm.errors import PaclmError
 from paclm.worlds.workspace import Workspace
 
 LOOPBACK = Rendezvous("127.0.0.1", 0)
@@ -35,7 +35,7 @@ def joined(workspace, *run, **options):
 
 
 def _quietly(work, workspace, *where):
-    with suppress(EngineError):
+    with suppress(PaclmError):
         work(Workspace.open(workspace.path), *where)
 
 

@@ -126,6 +126,7 @@ def test_the_file_is_private_and_keeps_retired_keys_sealed(tmp_path):
 )
 def test_a_damaged_file_is_refused_in_one_sentence(tmp_path, content):
     file = SealedFile(tmp_path)
+    file.path.touch(0o600)
     file.path.write_bytes(content)
     with pytest.raises(CuratorError):
         file.read()

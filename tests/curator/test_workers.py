@@ -107,7 +107,7 @@ def test_two_workers_give_the_votes_tokens_and_charges_of_one_process_also_after
 
 
 def test_four_workers_give_the_votes_tokens_and_charges_of_one_process(template, one):
-    with start_workers(template, 4) as group:
+    with joined(Workspace.open(template), *[run_worker] * 3) as group:
         assert_same(research(open_engine(Workspace.open(template), SUPPORT, workers=group), one), one)
 
 

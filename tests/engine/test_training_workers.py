@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from curator.deployments import build_workspace, without_notes
+from curator.joined import joined
 from engine.small_training import largest_difference
 from paclm.engine import training, training_job
 from paclm.engine.adapters import AdapterStack
@@ -167,7 +168,7 @@ def test_a_worker_with_another_workspace_is_refused(setting, says, clinic, tmp_p
     other = tmp_path / "other"
     shutil.copytree(clinic, other)
     (other / "paclm.toml").write_text(SETTINGS.replace("[training]\n", f"[training]\n{setting}\n"))
-    with start_workers(other, 2, timeout=SECONDS) as group, pytest.raises(EngineError, match=says):
+    with joined(Workspace.open(other), timeout=SECONDS) as group, pytest.raises(EngineError, match=says):
         train(clinic, group=group)
     assert not watch.finished["worker"]
 

@@ -3,18 +3,20 @@
 Needs the network once; packages are kept in a cache outside of the repository (PACLM_CLIENTS_CACHE).
 """
 
+import os
 import re
 import shutil
 import socket
 import subprocess
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 
 from client_matrix.matrix import CLIENTS, client_environment, failures, run_client
-from client_matrix.packages import environment_of
+from client_matrix.packages import environment_of, is_installed
 from client_matrix.page import FEATURES, TOOLS
 from client_matrix.servers import running
 
@@ -98,33 +100,26 @@ def test_the_recipes_of_the_guide_run(recipes, client, name):
     assert re.search(r"\de-\d\d" if name.endswith(".py") else r"Token usage", said), said
 
 
-def test_the_recipe_of_the_litellm_proxy_runs(recipes):
-    programs, environment = recipes.environment("litellm-proxy")
+@contextmanager
+def program(command, environment, folder, health):
+    """Run a server of somebody else's until the block ends; yields its address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [
-        programs / "litellm",
-        "--config",
-        recipes.write("litellm.yaml"),
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-    ]
-    with (recipes.folder / "proxy.log").open("w") as log:
-        proxy = subprocess.Popen(command, cwd=recipes.folder, env=environment, stdout=log, stderr=log)
+    log = folder / "program.log"
+    with log.open("w") as output:
+        command = [*command, "--host", "127.0.0.1", "--port", str(port)]
+        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=output, stderr=output)
     try:
-        until = time.monotonic() + 240
-        while not _answers(f"http://127.0.0.1:{port}/health/liveliness"):
-            is_starting = proxy.poll() is None and time.monotonic() < until
-            assert is_starting, (recipes.folder / "proxy.log").read_text()[-3000:]
+        until = time.monotonic() + 300
+        while not _answers(f"http://127.0.0.1:{port}{health}"):
+            is_starting = process.poll() is None and time.monotonic() < until
+            assert is_starting, log.read_text()[-3000:]
             time.sleep(0.5)
-        said = recipes.run("openai-python", "litellm_proxy_recipe.py", **{"127.0.0.1:4000": f"127.0.0.1:{port}"})
-        assert "charged_nats" in said
+        yield f"127.0.0.1:{port}"
     finally:
-        proxy.terminate()
-        proxy.wait(60)
+        process.terminate()
+        process.wait(60)
 
 
 def _answers(url):
@@ -132,6 +127,49 @@ def _answers(url):
         return httpx.get(url, timeout=5).status_code == 200
     except httpx.TransportError:
         return False
+
+
+def test_the_recipe_of_the_litellm_proxy_runs(recipes):
+    programs, environment = recipes.environment("litellm-proxy")
+    command = [programs / "litellm", "--config", recipes.write("litellm.yaml")]
+    with program(command, environment, recipes.folder, "/health/liveliness") as address:
+        said = recipes.run("openai-python", "litellm_proxy_recipe.py", **{"127.0.0.1:4000": address})
+    assert "charged_nats" in said
+
+
+OPEN_WEBUI = {"packages": ["torch==2.13.0", "open-webui==0.12.4"]}
+
+
+@pytest.mark.skipif(
+    not is_installed(OPEN_WEBUI) and "PACLM_CLIENTS_LARGE" not in os.environ,
+    reason="Open WebUI takes 3 GB: set PACLM_CLIENTS_LARGE=1 to install and run it",
+)
+def test_the_recipe_of_open_webui_runs_and_asks_nothing_behind_the_conversation(recipes):
+    programs = environment_of(OPEN_WEBUI)
+    lines = recipes.write("open-webui.env").read_text().replace("$PACLM_API_KEY", recipes.server["key"]).splitlines()
+    own = {"WEBUI_AUTH": "False", "OFFLINE_MODE": "True", "DATA_DIR": str(recipes.folder / "data")}
+    environment = client_environment(programs, str(recipes.folder)) | own | dict(line.split("=", 1) for line in lines)
+    del environment["PYTHONPATH"]
+    with (
+        program([programs / "open-webui", "serve"], environment, recipes.folder, "/health") as address,
+        httpx.Client(base_url=f"http://{address}", timeout=120) as http,
+    ):
+        token = http.post("/api/v1/auths/signin", json={"email": "", "password": ""}).json()["token"]
+        http.headers["authorization"] = f"Bearer {token}"
+        model = recipes.server["model"]
+        assert [entry["id"] for entry in http.get("/api/models").json()["data"]] == [model]
+        before = recipes.charged()
+        ask = {"model": model, "messages": [{"role": "user", "content": "How is the patient?"}], "max_tokens": 8}
+        answer = http.post("/api/chat/completions", json=ask).json()
+        spent = recipes.charged() - before
+        assert answer["usage"]["completion_tokens"] == spent > 0
+        messages = [*ask["messages"], answer["choices"][0]["message"], *ask["messages"]]
+        streamed = http.post("/api/chat/completions", json={**ask, "messages": messages, "stream": True})
+        assert streamed.text.rstrip().endswith("data: [DONE]")
+        before = recipes.charged()
+        for task in ("title", "tags", "follow_up", "auto"):
+            http.post(f"/api/v1/tasks/{task}/completions", json={**ask, "prompt": "How", "type": "general"})
+        assert recipes.charged() == before
 
 
 def test_every_recipe_of_the_guide_is_run():

@@ -19,9 +19,8 @@ def cache_folder() -> Path:
 def environment_of(client: dict[str, Any]) -> Path:
     """The folder of its programs; installs its packages first if they are not there."""
     is_node = "node_packages" in client
-    packages = client["node_packages"] if is_node else client["packages"]
-    folder = cache_folder() / ("+".join(name.replace("[", "-").replace("]", "") for name in packages) or "plain")
-    if not (folder / "installed").exists():
+    packages, folder = client["node_packages"] if is_node else client["packages"], _folder_of(client)
+    if not is_installed(client):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         (_install_node if is_node else _install)(folder, packages)
@@ -29,6 +28,16 @@ def environment_of(client: dict[str, Any]) -> Path:
             _unpack(folder, package)
         (folder / "installed").touch()
     return folder / ("node_modules/.bin" if is_node else "bin")
+
+
+def is_installed(client: dict[str, Any]) -> bool:
+    """Whether its packages are there."""
+    return (_folder_of(client) / "installed").exists()
+
+
+def _folder_of(client: dict[str, Any]) -> Path:
+    packages = client.get("node_packages") or client["packages"]
+    return cache_folder() / ("+".join(name.replace("[", "-").replace("]", "") for name in packages) or "plain")
 
 
 def _install(folder: Path, packages: list[str]) -> None:

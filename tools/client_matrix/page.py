@@ -39,9 +39,9 @@ _HEAD = """# Clients and what works with each
 
 Each cell is the outcome of code that ran the client against `paclm serve` (the embedded model with a chat template;
 `half` with a key, `corpus` without): **ok**; the **status** where the server refuses and the
-[documentation](../guide/server.md#refusals) says so; **–** where the client has no such thing. Where it says that
-something is charged once, the ledger was read before and after. `make stress` runs it again;
-[recipes](../guide/clients.md) show how to set up each client.
+[documentation](../guide/server.md#refusals) says so; **–** where nothing was run, because the client does not offer it
+or hands it to openai-python unchanged (instructor, outlines). Where it says that something is charged once, the ledger
+was read before and after. `make stress` runs it again; [recipes](../guide/clients.md) show how to set up each client.
 """
 
 
