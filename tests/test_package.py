@@ -97,6 +97,8 @@ def test_a_missing_extra_is_an_import_error_and_can_cross_processes():
         (["python3", "/venv/bin/lm-eval", "run"], True),
         (["python", "-m", "lm_eval", "--model", "hf"], True),
         (["python", "/venv/bin/paclm", "serve", "clinic"], False),
+        (["python", "/venv/bin/paclm", "serve", "workspaces/lm_eval"], False),
+        (["python", "-m", "paclm", "generate", "lm-eval"], False),
         (["python", "-c", "import lm_eval"], False),
         (["python"], False),
     ],

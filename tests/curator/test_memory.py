@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from curator.memory import dumpable
-from paclm.curator.master_key import keys_at_hand
+from paclm.curator.master_key import keys_at_hand, new_key, read_key, write_key
 from paclm.curator.redacted import hide_memory
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has PR_SET_DUMPABLE")
@@ -94,6 +94,16 @@ def test_the_memory_is_hidden_before_a_master_key_is_read(tmp_path, monkeypatch,
         monkeypatch.setenv(*values[source])
     dumpable(1)
     keys_at_hand(tmp_path, may_create=True)
+    assert dumpable() == 0
+
+
+def test_the_memory_is_hidden_before_a_key_is_made_or_read_to_rotate_to_it(tmp_path):
+    dumpable(1)
+    fresh = new_key()
+    assert dumpable() == 0
+    write_key(tmp_path / "next", fresh)
+    dumpable(1)
+    read_key(tmp_path / "next")
     assert dumpable() == 0
 
 

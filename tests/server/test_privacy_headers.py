@@ -63,3 +63,17 @@ def test_a_repeat_says_too_that_the_public_model_answered(start):
         assert (again.headers["idempotent-replayed"], again.headers["paclm-budget"]) == ("true", "exhausted")
         assert again.content == first.content
         assert json.loads(again.headers["paclm-public-tokens"]) > 0
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_repeat_says_the_bound_in_force_and_not_the_one_of_the_first_answer(start, is_stream):
+    """After `paclm ledger extend` the weaker bound holds for everything, also for what was released before."""
+    live, once = start(), {"idempotency-key": "once"}
+    first = live.complete(max_tokens=5, stream=is_stream, headers=once)
+    state = live.service.curator.state
+    weaker = {"mia_bound": 0.75, "world_id_bound": 0.5}
+    live.service.curator.state = {**state, **weaker, "coarse": {**state["coarse"], **weaker}}
+    again = live.complete(max_tokens=5, stream=is_stream, headers=once)
+    assert (again.headers["idempotent-replayed"], again.content) == ("true", first.content)
+    assert figures_of(first)["mia_bound"] < figures_of(again)["mia_bound"] == 0.75
+    assert figures_of(again)["private_tokens"] == 5

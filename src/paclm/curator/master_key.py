@@ -172,6 +172,7 @@ def settle_own_key(folder: Path, keys: MasterKeys) -> None:
 
 def new_key() -> Redacted[bytes]:
     """A fresh master key."""
+    hide_memory()
     return Redacted(secrets.token_bytes(SIZE))
 
 
@@ -213,7 +214,8 @@ def _write_part(part: Path, master: Redacted[bytes]) -> None:
 
 
 def read_key(path: Path) -> Redacted[bytes]:
-    """The master key in a file; refuses one that other users can read."""
+    """The master key in a file; refuses one that other users can read. Hides the memory of this process first."""
+    hide_memory()
     try:
         mode = path.stat().st_mode & 0o777
         text = Redacted(path.read_bytes().decode("ascii", errors="replace"))

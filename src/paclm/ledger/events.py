@@ -93,7 +93,7 @@ class Stepped:
 
 @dataclass(frozen=True, slots=True)
 class SettingsChanged:
-    """Other settings from this row on; the total is not larger than before."""
+    """Other settings from this row on; the total is at most the committed one."""
 
     kind: ClassVar[str] = "settings-changed"
     old: Settings

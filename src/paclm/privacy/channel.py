@@ -44,9 +44,10 @@ class Channel(NamedTuple):
         if self.gain == math.inf:
             return [int(y == vote) for y in range(self.weights.size)]
         numerator, denominator = self.gain.as_integer_ratio()
-        row = [int(math.ldexp(w, _WEIGHT_BITS)) * denominator for w in self.weights.tolist()]
-        row[vote] += row[vote] // denominator * numerator
-        return row
+        weights = [int(math.ldexp(w, _WEIGHT_BITS)) for w in self.weights.tolist()]
+        # both entries of every token: one product more where the vote can be released would take 100 ns longer
+        entries = [(w * denominator, w * (denominator + numerator)) for w in weights]
+        return [entry[y == vote] for y, entry in enumerate(entries)]
 
     def log_likelihood(self, token: int) -> FloatArray:
         """log P(token|v) for every vote v, up to a term that is the same for all v, (a,)."""

@@ -208,7 +208,7 @@ class Answer:
                     service.metrics.replays.inc()
                     entry = telemetry.Entry(event="replayed", request=http.state.request_id, key=name, status=status)
                     telemetry.write(entry)
-                    return Response(stored, status, headers | REPLAYED, media_type=media_type)
+                    return Response(stored, status, headers | self._known() | REPLAYED, media_type=media_type)
                 case _:
                     raise reply_lost()
 
@@ -260,8 +260,8 @@ class Answer:
 
     async def _stream(self) -> None:
         """Emit events: the cost when everything is settled, [DONE] when the reply is stored."""
-        known = headers_of(self._service.cost_of((), is_admin=self._caller.is_admin), is_complete=False)
-        self._set_response(EventStream(self, headers=known | (BUDGET_GONE if self._service.is_public_now else {})))
+        headers = self._known() | (BUDGET_GONE if self._service.is_public_now else {})
+        self._set_response(EventStream(self, headers=headers))
         answer, piece = await self._complete()
         cost = await self._settle()
         self._emit(self._reply.events(answer, piece, cost))
@@ -306,6 +306,10 @@ class Answer:
             used = sum(stream.num_private + stream.num_unknown for stream in self._streams)
             await self._service.record(partial(settle, used=used), self._caller.name)
         return cost
+
+    def _known(self) -> dict[str, str]:
+        """What holds now, whatever this answer costs. A bound that was weakened since holds for a stored reply too."""
+        return headers_of(self._service.cost_of((), is_admin=self._caller.is_admin), is_complete=False)
 
     def _headers(self, cost: Figures) -> dict[str, str]:
         """Of a whole answer."""
