@@ -134,6 +134,8 @@ def test_both_are_ready_to_publish(tools, built):
         files = {name: archive.read(name) for name in archive.namelist()}
     (metadata,) = (message_from_bytes(content) for name, content in files.items() if name.endswith("/METADATA"))
     info = f"paclm-{metadata['Version']}.dist-info"
+    hook = "paclm-lm-eval.pth"  # runs at every start of Python, so its line is checked by tests/test_package.py
+    assert files.pop(hook) == (ROOT / "src" / hook).read_bytes()
     assert {name.split("/")[0] for name in files} == {"paclm", info}
     assert {"paclm/py.typed", f"{info}/licenses/LICENSE"} <= set(files)
     for vendored in ROOT.glob("src/paclm/server/static/vendor/*/LICENSE"):
@@ -220,7 +222,8 @@ def use_otherwise(environment, workspace, request):
     """An extra without an entry below: all of its packages are there and can be imported."""
     program = (
         "import sys\nfrom importlib import import_module\nfrom importlib.metadata import packages_distributions\n"
-        "names = {name: module for module, found in packages_distributions().items() for name in found}\n"
+        "found = packages_distributions().items()\n"
+        "names = {name.replace('_', '-'): module for module, those in found for name in those}\n"
         "for name in sys.argv[1:]: import_module(names[name])"
     )
     extra = request.node.callspec.params["extra"]
@@ -240,7 +243,7 @@ def test_an_extra_installed_alone_is_enough_for_what_it_is_for(extra, request, p
     environment.install("--force-reinstall", "--no-deps", built[1])  # the script `paclm` of this environment
     environment.install(f"paclm[{extra}] @ {built[1].as_uri()}")
     environment.run("python", "-m", "pip", "check")
-    workspace = shutil.copytree(clinic, environment.folder / "clinic")
+    workspace = shutil.copytree(clinic, environment.folder / "clinic", dirs_exist_ok=True)
     state = {"PACLM_STATE_DIR": str(environment.folder / "state"), "PACLM_CACHE_DIR": str(environment.folder / "cache")}
     environment.variables |= state
     USES.get(extra, use_otherwise)(environment, workspace, request)
