@@ -43,7 +43,7 @@ def start_workers(
         share, here = f"--rank {rank} --workers {count}", in_shell(workspace)
         return (
             f"paclm worker FOLDER {share} --rendezvous {address}. Make FOLDER here and copy it there: paclm export "
-            f"{here} --worker FOLDER {share}. To train, FOLDER is a copy of {here} without curator"
+            f"{here} --worker FOLDER {share}. To train, FOLDER is a copy of {here} with an empty curator folder"
         )
 
     if rendezvous is None:
