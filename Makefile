@@ -42,7 +42,7 @@ stress: $(STAMP) ## The long tests
 	@$(BIN)/python -m pytest -m stress -o addopts="-q --strict-markers --import-mode=importlib" || [ $$? -eq 5 ]
 
 docs: $(STAMP) ## Build the documentation into site/
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "Open site/index.html. With a search box: $(BIN)/python -m http.server --directory site"
 
 clean: ## Remove what the other targets made

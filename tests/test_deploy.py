@@ -227,9 +227,12 @@ def test_the_pod_runs_a_command_of_the_program_and_probes_its_health():
     known = {name for option in get_command(app).commands[command].params for name in option.opts}
     assert [word for word in arguments if word.startswith("--") and word not in known] == []
     assert [str(port["containerPort"]) for port in CONTAINER["ports"]] == instructions("EXPOSE") == [arguments[-1]]
-    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+    for probe in ("startupProbe", "readinessProbe"):
         asked = CONTAINER[probe]["httpGet"]
         assert (asked["path"], asked["port"]) == ("/health", CONTAINER["ports"][0]["name"])
+    # /health is 503 while a lost worker is waited for: a liveness probe that asks for it ends a server that will go on
+    assert CONTAINER["livenessProbe"]["tcpSocket"] == {"port": CONTAINER["ports"][0]["name"]}
+    assert "httpGet" not in CONTAINER["livenessProbe"]
     mounts = {mount["mountPath"]: mount["name"] for mount in CONTAINER["volumeMounts"]}
     assert set(mounts.values()) == {volume["name"] for volume in POD["volumes"]}
     assert set(json.loads(instructions("VOLUME")[0])) | {"/tmp"} <= set(mounts)  # the root is read-only

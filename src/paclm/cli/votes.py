@@ -11,7 +11,7 @@ import typer
 
 from paclm.cli.console import JsonFlag, TrainedArgument, open_trained, print_json
 from paclm.cli.worker_options import WorkersOption, workers_of
-from paclm.config import check_temperature, parse_budget
+from paclm.config import check_temperature, in_shell, parse_budget
 from paclm.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -198,7 +198,8 @@ def _vote_along_text(
         return
     typer.echo(f"{positions:,} positions, {worlds} worlds, unanimous at {unanimity:.1%}: {out}")
     if not with_full:
-        typer.echo("No full-corpus adapter to compare with. To train one: paclm train --what full")
+        train = f"paclm train {in_shell(opened.path)} --what full"
+        typer.echo(f"No full-corpus adapter to compare with. To train one: {train}")
 
 
 def _open_engine(opened: Workspace, with_full: bool, context: int, workers: WorkerGroup | None) -> Engine:

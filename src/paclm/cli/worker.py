@@ -58,7 +58,7 @@ def worker(
 
     hide_memory()
     if not ends_with_input:
-        print_wrapped(f"Worker {rank} of {workers} joins rank 0 at {where}, and waits until it is wanted.", err=True)
+        print_wrapped(f"Worker {rank} of {workers} waits for rank 0 at {where}.", err=True)
     run_worker(opened, rank, *where)
 
 

@@ -78,8 +78,8 @@ def _find_folders(folder: Path, num_worlds: int) -> list[Path]:
     missing = [path.name for path in wanted if path.name not in found]
     strange = sorted(found - {path.name for path in wanted})
     if missing or strange:
-        parts = [f"{len(missing)} are missing, such as {missing[0]}"] if missing else []
-        parts += [f"{len(strange)} have other names, such as {strange[0]}"] if strange else []
+        parts = [f"missing: {len(missing)}, such as {missing[0]}"] if missing else []
+        parts += [f"with another name: {len(strange)}, such as {strange[0]}"] if strange else []
         raise EngineError(
             f"{folder} must hold {num_worlds} PEFT folders, {wanted[0].name} to {wanted[-1].name}, one for each world: "
             f"{'; '.join(parts)}."

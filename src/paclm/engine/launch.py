@@ -40,10 +40,10 @@ def start_workers(
         return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, start_new_session=True)
 
     def command(rank: int, address: str) -> str:
-        share = f"--rank {rank} --workers {count}"
+        share, here = f"--rank {rank} --workers {count}", in_shell(workspace)
         return (
-            f"paclm worker FOLDER {share} --rendezvous {address}, where FOLDER is a copy of {in_shell(workspace)}, or "
-            f"what was made here by paclm export {in_shell(workspace)} --worker FOLDER {share}"
+            f"paclm worker FOLDER {share} --rendezvous {address}. Make FOLDER here and copy it there: paclm export "
+            f"{here} --worker FOLDER {share}. To train, FOLDER is a copy of {here} with an empty curator folder"
         )
 
     if rendezvous is None:
