@@ -18,11 +18,13 @@ from paclm.engine.wire import (
     WireBroken,
     _unpacked,
     accept,
+    check_count,
     find_store,
     join,
     packed,
     serve_store,
 )
+from paclm.errors import InvalidInput
 
 
 @pytest.fixture
@@ -139,3 +141,11 @@ def test_a_message_with_a_changed_number_in_its_head_is_whole_or_refused(data):
     with contextlib.suppress(WireBroken):
         found = _unpacked(body, 2)
         assert sum(array.nbytes for array in found) <= len(body)
+
+
+def test_a_worker_started_for_another_number_of_workers_does_not_join():
+    _served, port = serve_store("127.0.0.1", workers=2)
+    found = find_store("127.0.0.1", port, 20.0)
+    check_count(found, 2)
+    with pytest.raises(InvalidInput, match="--workers 2"):
+        check_count(found, 3)

@@ -59,7 +59,7 @@ def worker(
     hide_memory()
     if not ends_with_input:
         print_wrapped(f"Worker {rank} of {workers} waits for rank 0 at {where}.", err=True)
-    run_worker(opened, rank, *where)
+    run_worker(opened, rank, *where, workers)
 
 
 def _end_with_input() -> None:

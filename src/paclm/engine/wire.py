@@ -42,6 +42,7 @@ _AHEAD = 2
 _DTYPES = tuple(map(np.dtype, ("uint8", "int32", "int64", "float32", "float64", "bool", "uint16")))
 _FOREVER = timedelta(days=365)
 _CONNECT_SECONDS = 20.0
+_WORKERS = "workers"
 
 dist: Any = torch_distributed  # its types leave these names out
 Store = Any
@@ -142,8 +143,8 @@ class Wire:
             raise WireBroken(_first_line(error)) from None
 
 
-def serve_store(host: str, port: int = 0) -> tuple[Store, int]:
-    """The store of rank 0, reachable under this address only, and its port."""
+def serve_store(host: str, port: int = 0, workers: int = 1) -> tuple[Store, int]:
+    """The store of rank 0, reachable under this address only, and its port; it says how many ranks there are."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -160,6 +161,7 @@ def serve_store(host: str, port: int = 0) -> tuple[Store, int]:
     store = dist.TCPStore(
         host, port, None, True, timedelta(seconds=_CONNECT_SECONDS), False, master_listen_fd=descriptor
     )
+    store.set(_WORKERS, str(workers))
     return store, port
 
 
@@ -171,6 +173,13 @@ def find_store(host: str, port: int, seconds: float) -> Store:
         raise EngineError(
             f"No paclm answers at {host}:{port} ({_first_line(error)}). Start rank 0 first, or check the address."
         ) from None
+
+
+def check_count(store: Store, workers: int) -> None:
+    """Refuse to join a group of another size: the worlds would be cut otherwise."""
+    found = int(store.get(_WORKERS))
+    if found != workers:
+        raise InvalidInput(f"Rank 0 was started with --workers {found}, and this worker with --workers {workers}.")
 
 
 def break_if_unanswered(host: str, seconds: float) -> None:

@@ -31,6 +31,7 @@ from paclm.engine.wire import (
     WireMessage,
     as_text,
     break_if_unanswered,
+    check_count,
     find_store,
     join,
     text_of,
@@ -52,9 +53,11 @@ _TELL_SECONDS = 5.0
 """For rank 0 to take the reason why this worker ends."""
 
 
-def run_worker(workspace: Workspace, rank: int, host: str, port: int) -> None:
-    """Work for the rank 0 at this address until it ends."""
+def run_worker(workspace: Workspace, rank: int, host: str, port: int, workers: int | None = None) -> None:
+    """Work for the rank 0 at this address until it ends; with `workers`, only in a group of so many."""
     store = find_store(host, port, _WAIT_SECONDS)
+    if workers is not None:
+        check_count(store, workers)
     own, silent = own_address(host, port), _SILENT * workspace.settings.workers.timeout_seconds
     while True:
         try:

@@ -147,7 +147,7 @@ class WorkerGroup:
     def start(self) -> None:
         """Listen for workers, and start those of this machine; once."""
         if self._store is None:
-            self._store, port = serve_store(*self._rendezvous)
+            self._store, port = serve_store(*self._rendezvous, self.count)
             self._rendezvous = self._rendezvous._replace(port=port)
             for rank in self.ranks:
                 self._start_process(rank)
