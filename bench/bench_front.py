@@ -33,8 +33,8 @@ from paclm.privacy.accounting import Account  # noqa: E402
 from paclm.server import address, run  # noqa: E402
 from paclm.server.api_keys import KeyStore  # noqa: E402
 from paclm.server.database import service_path  # noqa: E402
+from paclm.server.messages import Setup  # noqa: E402
 from paclm.server.scheduler import Scheduler  # noqa: E402
-from paclm.server.service import Setup  # noqa: E402
 from paclm.worlds.fingerprints import Base  # noqa: E402
 from serving.load import Load, Received, Target  # noqa: E402
 from serving.load import run as run_load  # noqa: E402

@@ -21,9 +21,9 @@ from paclm.server.app import create_app
 from paclm.server.database import service_database
 from paclm.server.front import service_for
 from paclm.server.idempotency import Replies
-from paclm.server.messages import Link, Ready
+from paclm.server.messages import Link, Ready, Setup
 from paclm.server.scheduler import Scheduler
-from paclm.server.service import Service, Setup
+from paclm.server.service import Service
 from paclm.server.web_server import web_server
 from server.stepped import wait_until
 

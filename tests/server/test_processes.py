@@ -204,3 +204,9 @@ def test_under_corpus_there_are_two_processes_no_secret_and_no_second_server(dp_
         process.wait(60)
         wait_until(lambda: not is_running(front))
     assert not {file.name for file in (path / "curator").iterdir()} & {"ledger.sqlite", "secret", "key"}
+
+
+def test_the_curators_process_imports_nothing_that_speaks_http():
+    names = ["fastapi", "starlette", "uvicorn", "pydantic", "opentelemetry"]
+    program = f"import sys, paclm.server.run; print([name for name in {names} if name in sys.modules])"
+    assert subprocess.check_output([sys.executable, "-c", program], text=True).strip() == "[]"

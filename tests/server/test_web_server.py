@@ -15,7 +15,8 @@ from curator.deployments import ScriptedEngine
 from paclm.config import ServerConfig
 from paclm.errors import ServiceError
 from paclm.server import web_server
-from paclm.server.web_server import _address, allow_files
+from paclm.server.address import allow_files
+from paclm.server.web_server import _address
 from server.live import bearer
 from server.sockets import ask, connect, post_with_key, read_to_end, standing_still
 from server.stepped import LONG, asking, num_known, sent, wait_until

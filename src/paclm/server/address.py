@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import re
+import resource
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -23,6 +24,8 @@ from paclm.server.database import name_of, service_address, service_path
 _URL = re.compile(r"http://(\[[0-9a-fA-F:.%]+\]|[0-9A-Za-z.-]+):[0-9]{1,5}")
 _MAX_BYTES = 4096
 _BACKLOG = 512
+_OTHER_FILES = 128
+"""Ledger, witness, service database, models, and a margin."""
 _WAYS_TO_LISTEN = {
     errno.EADDRINUSE: "Stop the program that listens there, or choose another port with --port.",
     errno.EADDRNOTAVAIL: "This machine does not have that address: use 127.0.0.1, or 0.0.0.0 for all interfaces.",
@@ -167,3 +170,17 @@ def bind(host: str, port: int) -> socket.socket:
 def _refusal(host: str, port: int, error: OSError) -> ServiceError:
     way_out = _WAYS_TO_LISTEN.get(error.errno or 0, "Choose others with --host and --port.")
     return ServiceError(f"Cannot bind {host}:{port}: {error.strerror}. {way_out}")
+
+
+def allow_files(connections: int) -> None:
+    """Raise the limit on open files so that these connections leave enough for the ledger, or refuse to start."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = connections + _OTHER_FILES
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise ServiceError(
+            f"This process may open {hard:,} files, and max_connections = {connections:,} in [server] needs "
+            f"{needed:,}. Raise the limit (ulimit -n), or lower max_connections."
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

@@ -27,8 +27,8 @@ from paclm.server.corpus import CorpusClient, CorpusService
 from paclm.server.curator_client import CuratorClient
 from paclm.server.database import Database, open_database, service_path
 from paclm.server.idempotency import Keep, Replies
-from paclm.server.messages import BrokenLink, Link
-from paclm.server.service import HalfService, Service, Setup
+from paclm.server.messages import BrokenLink, Link, Setup
+from paclm.server.service import HalfService, Service
 from paclm.server.web_server import web_server
 from paclm.worlds.fingerprints import Base
 

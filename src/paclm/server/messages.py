@@ -14,10 +14,12 @@ from __future__ import annotations
 import json
 import select
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypedDict, get_args
 
+from paclm.config import ServerConfig
 from paclm.curator.streams import BudgetFigures, PromiseFigures
 from paclm.errors import ServiceError
 
@@ -32,6 +34,22 @@ _SEND_SECONDS = 60.0
 Topic = Literal["figures", "usage", "leak"]
 Reason = Literal["queue_full", "budget_exhausted", "budget_reserved", "stopping", "invalid", "failed"]
 """Why the curator refused a call: each has an HTTP response in `server.refusals`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setup:
+    """What the front is started with; part of the hello."""
+
+    model_id: str
+    settings: ServerConfig = field(default_factory=ServerConfig)
+    runtime: Mapping[str, Any] = field(default_factory=dict)
+    """[runtime], to be shown."""
+    is_loopback: bool = True
+    """Only this machine can reach it."""
+    unit: str = "a record was"
+    """What the guarantee is about, as the sentence continues: a record, or the records of a group."""
+    created: int = 0
+    """When the model was made, in seconds since 1970."""
 
 
 class BrokenLink(ServiceError):

@@ -48,11 +48,9 @@ from paclm.server import address, telemetry
 from paclm.server.api_keys import KeyStore
 from paclm.server.database import service_database, service_path
 from paclm.server.idempotency import Replies
-from paclm.server.messages import BrokenLink, Link
+from paclm.server.messages import BrokenLink, Link, Setup
 from paclm.server.scheduler import Scheduler
-from paclm.server.service import Setup
 from paclm.server.standby import check_take_over, open_when_free
-from paclm.server.web_server import allow_files
 from paclm.worlds.layout import MANIFEST_FILE, dp_log_path
 from paclm.worlds.settings import ADDRESS_VARIABLES
 from paclm.worlds.storage import only_one
@@ -108,7 +106,7 @@ def serve(
         from paclm.server.otel import check_environment
 
         check_environment()
-    allow_files(settings.max_connections)
+    address.allow_files(settings.max_connections)
     hide_memory()
     setup = _setup(workspace, settings, promise)
     with address.bind(settings.host, settings.port) as port:

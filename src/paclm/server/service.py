@@ -13,10 +13,9 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from paclm.config import PromiseName, ServerConfig
+from paclm.config import PromiseName
 from paclm.curator.streams import Mark, Tokenizer
 from paclm.errors import ServiceError, ServiceStopped
 from paclm.privacy.accounting import units_up
@@ -24,6 +23,7 @@ from paclm.server import telemetry
 from paclm.server.api_keys import KeyStore
 from paclm.server.curator_client import CuratorClient, DecoderClient, Transcript
 from paclm.server.idempotency import Replies
+from paclm.server.messages import Setup
 from paclm.server.openai_format import Figures, cost_of
 from paclm.server.prompt_length import PromptLength
 from paclm.server.refusals import Refused
@@ -39,22 +39,6 @@ T = TypeVar("T")
 _HOUSEKEEPING_SECONDS = 60.0
 _LOW_SHARE = 10
 """`budget_low` is logged when a tenth of the budget is left."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Setup:
-    """What a service is started with."""
-
-    model_id: str
-    settings: ServerConfig = field(default_factory=ServerConfig)
-    runtime: Mapping[str, Any] = field(default_factory=dict)
-    """[runtime], to be shown."""
-    is_loopback: bool = True
-    """Only this machine can reach it."""
-    unit: str = "a record was"
-    """What the guarantee is about, as the sentence continues: a record, or the records of a group."""
-    created: int = 0
-    """When the model was made, in seconds since 1970."""
 
 
 class Service(ABC):

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import json
-import resource
 import signal
 import socket
 import threading
@@ -31,7 +30,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from paclm.config import ServerConfig
-from paclm.errors import ServiceError
 from paclm.server.refusals import too_many_connections
 from paclm.server.service import Service
 
@@ -40,8 +38,6 @@ KEEP_ALIVE_SECONDS = 15.0
 _KEEP_ALIVE = b": waiting\n\n"
 _FLUSH_SECONDS = 3
 """To send what is ready once every answer is complete or cut off; then uvicorn closes the connections."""
-_OTHER_FILES = 128
-"""Ledger, witness, service database, models, and a margin."""
 _LINGER_SECONDS = 1.0
 """A client reads its refusal only if its request was read before the connection closes."""
 _MOST_LINGERING = 32
@@ -315,20 +311,6 @@ def web_server(app: ASGIApp, service: Service, settings: ServerConfig) -> WebSer
 def limited(most: int, seconds: float) -> type[LimitedProtocol]:
     """The connection class with these limits."""
     return type("Connection", (LimitedProtocol,), {"most": most, "seconds": seconds})
-
-
-def allow_files(connections: int) -> None:
-    """Raise the limit on open files so that these connections leave enough for the ledger, or refuse to start."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = connections + _OTHER_FILES
-    if soft == resource.RLIM_INFINITY or soft >= needed:
-        return
-    if hard != resource.RLIM_INFINITY and hard < needed:
-        raise ServiceError(
-            f"This process may open {hard:,} files, and max_connections = {connections:,} in [server] needs "
-            f"{needed:,}. Raise the limit (ulimit -n), or lower max_connections."
-        )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def _address(client: tuple[str, int] | None) -> str:
