@@ -222,7 +222,7 @@ def counted(observed):
 
 
 def test_what_is_sent_does_not_show_dissent(pair, monkeypatch):
-    """Two servers that differ in dissent alone send the same, whoever asks; their log lines differ."""
+    """Two servers that differ in dissent alone send the same to every caller; their log lines differ."""
     entries = []
     monkeypatch.setattr(telemetry, "write", lambda entry, level=0: entries.append(entry))
     sent, charged = [], []
