@@ -338,3 +338,7 @@ def test_random_damage_to_a_good_body_never_breaks_the_server(live):
         headers = {**JSON, chance.choice(["x-a", "accept", "range", "idempotency-key"]): "x" * chance.randint(1, 3000)}
         assert live.http.post("/v1/completions", content=bytes(body), headers=headers).status_code < 500
     assert live.service.state == "serving"
+
+
+def test_an_empty_list_is_refused_in_plain_words():
+    assert refusal_of(ChatAsk, messages=[]).message == "messages: must not be empty."

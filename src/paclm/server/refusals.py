@@ -82,9 +82,8 @@ def misfit(found: Sequence[Any], fields: dict[str, Any]) -> Refused:
         return invalid(f"{name} is not known to this server. Remove it.", where)
     if not place:
         return invalid(f"{worst['msg']}.", worst.get("ctx", {}).get("field"))
-    said = worst["msg"][0].lower() + worst["msg"][1:]
-    if worst["type"] == "missing":
-        said = "this field is required"
+    plain = {"missing": "this field is required", "too_short": "must not be empty"}
+    said = plain.get(worst["type"], worst["msg"][0].lower() + worst["msg"][1:])
     return invalid(f"{where}: {said}." if where else f"A field does not fit: {said}.", where)
 
 
