@@ -1,0 +1,192 @@
+"""Structured output: which tokens a grammar allows next, by llguidance.
+
+    Grammar ─► Grammars.start ─► GrammarState ─► allowed: a bit for each token of the vocabulary
+                                      ▲
+                                 advance(released token)
+
+A mask is a function of the grammar, the tokenizer and the tokens released so far, so it is public: nothing else comes in
+here. Limits count work, not time, so the same history has the same mask on every machine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from paclm.errors import InvalidInput, PaclmError
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+    from paclm.curator.streams import Tokenizer
+
+MaskArray = np.ndarray[tuple[int, ...], np.dtype[np.uint32]]
+"""(n, ⌈V / 32⌉): bit t % 32 of word t // 32 is set if token t is allowed."""
+
+MOST_CHARACTERS = 100_000
+"""Of a grammar's text."""
+_KEPT = 64
+"""Grammars that stay built for the next request with the same one."""
+_MOST_REASON = 200
+"""Characters of llguidance's reason that are shown."""
+_JSON_FORM = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
+"""One way to write a value: where only one token is possible, worlds cannot differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an answer must look like, in llguidance's dialect of Lark. Public: the caller wrote it."""
+
+    text: str = field(repr=False)
+
+    def __post_init__(self) -> None:
+        _check_length(self.text)
+
+
+def json_schema_grammar(schema: dict[str, Any]) -> Grammar:
+    """JSON that the schema accepts."""
+    return Grammar(f"start: {json_rule(schema)}")
+
+
+def json_object_grammar() -> Grammar:
+    """Any JSON object."""
+    return json_schema_grammar({"type": "object"})
+
+
+def json_rule(schema: dict[str, Any]) -> str:
+    """The right side of a rule, for grammars that hold JSON among other text."""
+    if not isinstance(schema, dict):
+        raise InvalidInput("A JSON schema must be an object.")
+    try:
+        return "%json " + json.dumps({**schema, "x-guidance": _JSON_FORM}, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        raise InvalidInput("The JSON schema is no JSON, or too deeply nested.") from None
+
+
+def regex_grammar(pattern: str) -> Grammar:
+    """Text that the whole pattern matches."""
+    from llguidance import regex_to_lark
+
+    _check_length(pattern)
+    return Grammar(f"start: /{regex_to_lark(pattern)}/")
+
+
+def choice_grammar(values: Sequence[str]) -> Grammar:
+    """One of these texts."""
+    if not values or not all(isinstance(value, str) and value for value in values):
+        raise InvalidInput("A choice needs at least one text, and no empty one.")
+    return Grammar("start: " + " | ".join(json.dumps(value, ensure_ascii=False) for value in dict.fromkeys(values)))
+
+
+def user_grammar(text: str) -> Grammar:
+    """A grammar as the caller writes it: Lark, or GBNF, whose rules have `::=`."""
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    _check_length(text)
+    if "::=" not in text:
+        return Grammar(text)
+    try:
+        return Grammar(any_to_lark(text))
+    except (ValueError, RecursionError):
+        raise InvalidInput("The grammar has ::= but is no GBNF.") from None
+
+
+def _check_length(text: str) -> None:
+    if not isinstance(text, str) or not 0 < len(text) <= MOST_CHARACTERS:
+        raise InvalidInput(f"A grammar must have between 1 and {MOST_CHARACTERS:,} characters.")
+
+
+class GrammarState:
+    """Where one answer is in its grammar."""
+
+    def __init__(self, matcher: LLMatcher, num_words: int) -> None:
+        self._matcher = matcher
+        self.allowed: MaskArray = np.zeros(num_words, dtype=np.uint32)
+        """For the next token; all zero once the answer is complete or has failed."""
+        self.is_complete = False
+        """Nothing can follow."""
+        self.has_failed = False
+        """No token is allowed, or finding one takes more work than the limits allow."""
+        self._look()
+
+    def advance(self, token: int) -> None:
+        """Follow one released token."""
+        if not (self.is_complete or self.has_failed):
+            self._matcher.consume_token(token)
+            self._look()
+
+    def _look(self) -> None:
+        matcher = self._matcher
+        self.allowed = np.zeros_like(self.allowed)  # the engine may still read the last one
+        if matcher.is_stopped() and not matcher.is_error():
+            self.is_complete = True
+            return
+        if not matcher.is_error():
+            matcher.unsafe_compute_mask_ptr(self.allowed.ctypes.data, self.allowed.nbytes)
+        self.has_failed = matcher.is_error() or not self.allowed.any()
+        if self.has_failed:
+            self.allowed[:] = 0
+
+
+class Grammars:
+    """Builds grammars for one tokenizer; the last ones are kept."""
+
+    def __init__(self, tokenizer: Tokenizer, vocabulary: int) -> None:
+        """`vocabulary`: token ids of the model are smaller than this; it may be larger than the tokenizer's."""
+        self._tokenizer = tokenizer
+        self._vocabulary = vocabulary
+        self._ll: LLTokenizer | None = None
+        self._built: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+
+    def start(self, grammar: Grammar) -> GrammarState:
+        """The state before the first token; refuses a grammar that is wrong, too complex, or allows no token."""
+        matcher = self._built.get(grammar)
+        if matcher is None:
+            matcher = self._built[grammar] = self._build(grammar)
+        self._built.move_to_end(grammar)
+        while len(self._built) > _KEPT:
+            self._built.popitem(last=False)
+        state = GrammarState(matcher.deep_copy(), -(-self._vocabulary // 32))
+        if state.has_failed or state.is_complete:
+            raise InvalidInput("No answer fits this grammar: it allows no first token.")
+        return state
+
+    def warm_up(self) -> None:
+        """Read the tokenizer now, so that the first request does not wait for it."""
+        self._tokens()
+
+    def _build(self, grammar: Grammar) -> LLMatcher:
+        from llguidance import LLMatcher
+
+        matcher = LLMatcher(self._tokens(), grammar.text, log_level=0, limits=_limits())
+        if matcher.is_error():
+            raise InvalidInput(f"The grammar cannot be used: {_first_line(matcher.get_error())}")
+        return matcher
+
+    def _tokens(self) -> LLTokenizer:
+        if self._ll is None:
+            backend, end = getattr(self._tokenizer, "backend_tokenizer", None), self._tokenizer.eos_token_id
+            if backend is None or end is None:
+                raise InvalidInput("Structured output needs a fast tokenizer with an end token; this model has none.")
+            try:
+                from llguidance import LLTokenizer
+            except ImportError:
+                raise PaclmError("Structured output needs llguidance. Install it: pip install llguidance") from None
+
+            self._ll = LLTokenizer(backend.to_str(), n_vocab=self._vocabulary, eos_token=end)
+        return self._ll
+
+
+def _limits() -> LLParserLimits:
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(verbose_errors=False)
+
+
+def _first_line(error: str) -> str:
+    return error.strip().partition("\n")[0][:_MOST_REASON]
