@@ -85,14 +85,14 @@ def choice_grammar(values: Sequence[str]) -> Grammar:
 
 def user_grammar(text: str) -> Grammar:
     """A grammar as the caller writes it: Lark, or GBNF, whose rules have `::=`."""
-    from llguidance.gbnf_to_lark import any_to_lark
+    from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
     _check_text(text)
     if "::=" not in text:
         return Grammar(text)
     try:
         return Grammar(any_to_lark(text))
-    except (ValueError, RecursionError):
+    except (GbnfToLarkError, ValueError, IndexError, RecursionError):
         raise InvalidInput("The grammar has ::= but is no GBNF.") from None
 
 
