@@ -37,6 +37,7 @@ STACK_BYTES = 2**20
 HEAD = struct.Struct(">I")
 """The length of a frame."""
 
+_MOST_REASON_BYTES = 1024
 _PR_SET_PDEATHSIG = 1
 
 
@@ -80,7 +81,7 @@ def _try(grammars: Grammars, text: str) -> tuple[str, str]:
         _build_and_end(grammars, text, its)
     os.close(its)
     with open(ours, "rb") as pipe:
-        reason = pipe.read().decode()
+        reason = pipe.read(_MOST_REASON_BYTES).decode(errors="replace")
     _, status = os.waitpid(child, 0)
     if os.waitstatus_to_exitcode(status) != 0:
         return "killed", ""
@@ -91,19 +92,20 @@ def _build_and_end(grammars: Grammars, text: str, pipe: int) -> NoReturn:
     """Status 0 if it was built, or refused for the reason written to the pipe; anything else is a limit."""
     status = 1
     try:
-        _limit()
+        os.closerange(0, 2)  # the front's pipes
         _end_with_parent()
+        _limit()
         try:
             grammars.start(Grammar(text))
         except InvalidInput as error:
-            os.write(pipe, str(error).encode()[:4096])
+            os.write(pipe, str(error).encode()[:_MOST_REASON_BYTES])
         status = 0
     finally:
         os._exit(status)  # nothing of the parent's is flushed or cleaned up here
 
 
 def _limit() -> None:
-    """Time, memory and stack; no further file can be opened, and nothing can be written to one."""
+    """Time, memory and stack; no further file can be opened, and those of the front are closed."""
     if sys.platform == "linux":  # elsewhere the kernel does not limit address space
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         most = pages * resource.getpagesize() + MEMORY_BYTES

@@ -315,7 +315,8 @@ class Metrics:
 
     def count_grammar(self, outcome: GrammarOutcome) -> None:
         """One schema or grammar that was tried."""
-        self._grammars.labels(outcome).inc()
+        if outcome in GRAMMAR_OUTCOMES:
+            self._grammars.labels(outcome).inc()
 
     def count_tokens(self, key_name: str, mark: Mark, num: int) -> None:
         """Released tokens."""
