@@ -336,4 +336,4 @@ def test_a_mask_that_allows_all_changes_nothing_and_padding_bits_allow_nothing(e
 @pytest.mark.parametrize("mask", [np.ones((1, 4), np.int32), np.ones((2, 4), np.uint32), np.ones((1, 3), np.uint32)])
 def test_a_mask_of_another_form_is_refused(engine, mask):
     with pytest.raises(InvalidInput, match="uint32 of shape"):
-        engine.launch([engine.add(text(5), 2)], allowed=mask)
+        engine.step([engine.add(text(5), 2)], allowed=mask)
