@@ -107,7 +107,7 @@ def choice_grammar(values: Sequence[str]) -> Grammar:
 
 def user_grammar(text: str) -> Grammar:
     """A grammar as the caller writes it: Lark, or GBNF, whose rules have `::=`."""
-    from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
+    from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 
     _check_text(text, _MOST_IN_USER_GRAMMAR)
     if text.lstrip().startswith("{") or "%llguidance" in text:  # a format of its own; options that undo ours
@@ -115,7 +115,7 @@ def user_grammar(text: str) -> Grammar:
     if "::=" not in text:
         return Grammar(text)
     try:
-        return Grammar(any_to_lark(text))
+        return Grammar(gbnf_to_lark(text))
     except (GbnfToLarkError, ValueError, IndexError, RecursionError):
         raise InvalidInput("The grammar has ::= but is no GBNF.") from None
 
@@ -175,7 +175,7 @@ class Grammars:
         """The state before the first token; refuses a grammar that is wrong, too complex, or allows no token."""
         state = GrammarState(self._build(grammar), -(-self._vocabulary // 32))
         if state.has_failed or state.is_complete:
-            raise InvalidInput("No answer fits this grammar: it allows no first token.")
+            raise InvalidInput("No answer fits this grammar, or finding its first token takes too much work.")
         return state
 
     def warm_up(self) -> None:

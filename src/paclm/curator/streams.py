@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import InitVar, dataclass, field
-from typing import Literal, NamedTuple, Protocol, Self, TypedDict
+from typing import Any, Literal, NamedTuple, Protocol, Self, TypedDict
 
 from paclm.config import check_temperature
 from paclm.curator.grammar import Grammar, GrammarState
@@ -46,6 +46,7 @@ class Options(TypedDict, total=False):
     tag: str
     num_logprobs: int | None
     grammar: Grammar | None
+    json_schema: dict[str, Any] | None
 
 
 class Limits(NamedTuple):
