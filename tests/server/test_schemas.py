@@ -9,9 +9,10 @@ from pydantic import ValidationError
 
 from paclm.config import ServerConfig
 from paclm.server import telemetry
+from paclm.server.chat_schemas import ChatAsk
 from paclm.server.refusals import Refused
 from paclm.server.responses_schemas import ResponseAsk
-from paclm.server.schemas import ChatAsk, CompletionAsk, check
+from paclm.server.schemas import CompletionAsk, check
 from server.sockets import ask, post_with_key
 from server.stepped import wait_until
 

@@ -16,6 +16,7 @@ from paclm.errors import ContextExceeded, EngineError, InvalidInput
 from paclm.privacy.accounting import nats_up
 from paclm.server.access import AnyCaller, Caller, TheHalfService, TheService
 from paclm.server.answer import Answer
+from paclm.server.chat_schemas import Ask, ChatAsk
 from paclm.server.curator_client import CuratorClient
 from paclm.server.messages import CuratorState
 from paclm.server.openai_format import Reply, reply_for
@@ -23,7 +24,7 @@ from paclm.server.openapi import ANSWER_ERRORS, ChatCompletion, Completion, Requ
 from paclm.server.refusals import Refused, invalid
 from paclm.server.responses_format import ResponseReply
 from paclm.server.responses_schemas import ResponseAsk, ResponseObject
-from paclm.server.schemas import Ask, ChatAsk, CompletionAsk, Prompt, check, is_large, parse_object, read_body
+from paclm.server.schemas import CompletionAsk, Prompt, check, is_large, parse_object, read_body
 from paclm.server.service import Service
 
 router, half_router = APIRouter(), APIRouter()

@@ -16,10 +16,11 @@ from urllib.parse import quote
 
 from paclm.curator.streams import BudgetFigures, FinishReason, Mark, Piece, Tokenizer
 from paclm.privacy.accounting import nats_up
+from paclm.server.chat_schemas import Ask, ChatAsk
 from paclm.server.curator_client import Transcript
 from paclm.server.logprobs import TokenEntry, TokenLogprobs
 from paclm.server.refusals import Refused
-from paclm.server.schemas import Ask, ChatAsk, CompletionAsk
+from paclm.server.schemas import CompletionAsk
 
 DONE = b"data: [DONE]\n\n"
 quoted = json.JSONEncoder(ensure_ascii=False).encode

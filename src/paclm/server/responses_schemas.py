@@ -10,8 +10,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from paclm.server.chat_schemas import ChatAsk, Message
 from paclm.server.openapi import Cost, Promise, Shape
-from paclm.server.schemas import MOST_TOKENS, ChatAsk, Message, Remark, Strict
+from paclm.server.schemas import MOST_TOKENS, Remark, Strict
 from paclm.server.unused_options import (
     PARTS,
     AnyTier,
