@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Generic, Self, TypeVar, Unpack
 import numpy as np
 
 from paclm.config import MechanismConfig
+from paclm.curator.grammar import Grammar, Grammars, MaskArray
 from paclm.curator.redacted import Redacted, redact_traceback
 from paclm.curator.streams import (
     Limits,
@@ -29,8 +30,8 @@ from paclm.curator.streams import (
     encode_prompt,
 )
 from paclm.curator.vote_source import VoteSource
-from paclm.errors import CuratorError, InvalidInput
-from paclm.privacy.belief import FloatArray
+from paclm.errors import CuratorError, InvalidInput, UnsoundState
+from paclm.privacy.belief import FloatArray, IntArray
 from paclm.privacy.randomness import next_gumbel
 from paclm.worlds.settings import Voting
 
@@ -110,6 +111,8 @@ class Decoder(ABC, Generic[Answer]):
         self._waiting: list[Stream] = []
         self._held: list[Stream] = []  # reserved, not yet started
         self._in_flight: list[Stream] = []  # those of the step that the engine computes; some may have ended since
+        self._masks: MaskArray | None = None  # of the step in flight
+        self._grammars = Grammars(tokenizer, engine.vocabulary)
         self._failure: str | None = None
         self._guard = CallGuard()
         self.tokenizer = tokenizer
@@ -154,11 +157,13 @@ class Decoder(ABC, Generic[Answer]):
         coins_seed: int | None = None,
         tag: str = "",
         num_logprobs: int | None = None,
+        grammar: Grammar | None = None,
     ) -> Request:
         """Check a request; defaults come from [mechanism]. Costs nothing.
 
         `coins_seed` sets the public coins; the noise cannot be set. `tag` names whose tokens they are. `num_logprobs`:
-        see `Request`; without the promise `corpus` there are none.
+        see `Request`; without the promise `corpus` there are none. `grammar`: what the answer must look like
+        (`json_schema_grammar` and others of `paclm.curator.grammar`).
         """
         if greedy and temperature:
             raise InvalidInput(f"Choose greedy or temperature {temperature!r}, not both.")
@@ -172,6 +177,7 @@ class Decoder(ABC, Generic[Answer]):
             coins_seed=coins_seed,
             tag=tag,
             num_logprobs=num_logprobs,
+            grammar=grammar,
             limits=self.limits,
         )
 
@@ -289,15 +295,30 @@ class Decoder(ABC, Generic[Answer]):
         if not ready:
             return
         rows, streams, handles = map(list, zip(*ready, strict=True))
-        self._engine.launch(handles, coins[rows], [stream.request.temperature for stream in streams])
+        self._masks = self._masks_of(streams)
+        self._engine.launch(handles, coins[rows], [stream.request.temperature for stream in streams], self._masks)
         for stream in streams:
             stream.coins.step += 1
         self._in_flight = streams
 
+    def _masks_of(self, streams: list[Stream]) -> MaskArray | None:
+        """The tokens that each stream's grammar allows: a function of the request and of its released tokens alone."""
+        if all(stream.grammar is None for stream in streams):
+            return None
+        masks: MaskArray = np.full((len(streams), -(-self._engine.vocabulary // 32)), 2**32 - 1, dtype=np.uint32)
+        for row, stream in enumerate(streams):
+            if stream.grammar is not None:
+                masks[row] = stream.grammar.allowed
+        return masks
+
     def _collect(self) -> tuple[list[Stream], Ballot]:
         """Wait for the step in flight: its streams, some of which may have ended, and the ballot on them."""
         in_flight, self._in_flight = self._in_flight, []
-        return in_flight, self._engine.collect()
+        ballot = self._engine.collect()
+        rows = [row for row, stream in enumerate(in_flight) if stream.finish_reason is None]
+        if self._masks is not None and not are_allowed(self._masks[rows], ballot.votes[rows], ballot.public[rows]):
+            raise UnsoundState("The engine returned a vote that the grammar forbids. Nothing was released.")
+        return in_flight, ballot
 
     def _drop_flight(self) -> None:
         """Wait for a step whose streams have all ended; its votes are not read."""
@@ -309,6 +330,8 @@ class Decoder(ABC, Generic[Answer]):
     def _continue(self, streams: list[Stream], tokens: Redacted[list[int]], coins: FloatArray) -> None:
         """Begin the next step before the commit of this one. No traceback may carry these tokens yet."""
         for stream, token in zip(streams, tokens.reveal(), strict=True):
+            if stream.grammar is not None:
+                stream.grammar.advance(token)
             if stream.is_last(token):
                 self._leave_engine(stream)
             elif stream.handle is not None:
@@ -357,7 +380,11 @@ class Decoder(ABC, Generic[Answer]):
 
     def _new_streams(self, requests: Sequence[Request]) -> list[Stream]:
         self._refuse_if_stopped()
-        return [Stream(request, self.tokenizer) for request in requests]
+        return [self._new_stream(request) for request in requests]
+
+    def _new_stream(self, request: Request, worst_units: int = 0) -> Stream:
+        grammar = None if request.grammar is None else self._grammars.start(request.grammar)
+        return Stream(request, self.tokenizer, worst_units, grammar)
 
     def _encode(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
         if isinstance(prompt, (bytes, bytearray, memoryview)):  # a sequence of small integers, not of token ids
@@ -417,3 +444,12 @@ class Decoder(ABC, Generic[Answer]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def are_allowed(masks: MaskArray, votes: IntArray, public: IntArray) -> bool:
+    """Whether every vote (n, m), and the public model's (n,), is of a token whose bit is set in its row of the masks."""
+    votes = np.concatenate([votes, public[:, None]], axis=1)
+    if votes.min(initial=0) < 0 or votes.max(initial=0) >= 32 * masks.shape[1]:
+        return False
+    words = np.take_along_axis(masks, votes >> 5, axis=1)
+    return bool((words >> (votes & 31).astype(np.uint32) & 1).all())
