@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import InitVar, dataclass, field
-from typing import Literal, NamedTuple, Protocol, Self, TypedDict
+from typing import Any, Literal, NamedTuple, Protocol, Self, TypedDict
 
 from paclm.config import check_temperature
 from paclm.curator.grammar import Grammar, GrammarState
@@ -226,7 +226,7 @@ class Tokenizer(Protocol):
     def chat_template(self) -> object: ...
 
     def apply_chat_template(
-        self, messages: list[dict[str, str]], /, *, tokenize: bool, add_generation_prompt: bool
+        self, messages: list[dict[str, Any]], /, *, tokenize: bool, add_generation_prompt: bool, **tools: Any
     ) -> object: ...
 
     # For log-probabilities, under the promise `corpus`.

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from paclm.server.schemas import MOST_TOKENS, CompletionAsk, FunctionName, Remark, Strict, _Ask
+from paclm.server.schemas import MOST_TOKENS, BaseAsk, CompletionAsk, FunctionName, Remark, Strict
 from paclm.server.unused_options import (
     PARTS,
     NoAudio,
@@ -108,6 +108,11 @@ class Message(Strict):
             return "".join(part.text for part in self.content)
         return self.content or ""
 
+    @property
+    def template_role(self) -> str:
+        """The role as chat templates name it."""
+        return "system" if self.role == "developer" else self.role
+
     @model_validator(mode="after")
     def _fits_its_role(self) -> Message:
         if self.content is None and not self.tool_calls:
@@ -188,7 +193,7 @@ class ToolChoice(Strict):
         return set() if self.function is None else {self.function.name}
 
 
-class ChatAsk(_Ask):
+class ChatAsk(BaseAsk):
     """POST /v1/chat/completions"""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=512, fail_fast=True, repr=False)]
@@ -220,6 +225,11 @@ class ChatAsk(_Ask):
     def num_logprobs(self) -> int | None:
         """How many others to show at each token; None if no log-probabilities are wanted."""
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def has_tools(self) -> bool:
+        """Whether the conversation speaks of tools."""
+        return bool(self.tools) or any(message.tool_calls or message.role == "tool" for message in self.messages)
 
     @property
     def must_call(self) -> bool:

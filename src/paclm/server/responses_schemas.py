@@ -179,6 +179,11 @@ class ResponseAsk(Strict):
         """One."""
         return 1
 
+    @property
+    def is_structured(self) -> bool:
+        """No: there are no formats here yet."""
+        return False
+
     def as_chat(self) -> ChatAsk:
         """The same conversation as a chat, instructions first."""
         instructions = [] if self.instructions is None else [Message(role="system", content=self.instructions)]

@@ -210,7 +210,9 @@ class StructuredOutputs(Strict):
         return self
 
 
-class _Ask(Strict):
+class BaseAsk(Strict):
+    """What completions and chats have in common."""
+
     model: Remark
     """As `/v1/models` names it."""
     n: Annotated[int, Field(ge=1, le=128)] | None = None
@@ -260,19 +262,19 @@ class _Ask(Strict):
         return has_format or self.structured_outputs is not None
 
     @model_validator(mode="after")
-    def _one_form(self) -> _Ask:
+    def _one_form(self) -> BaseAsk:
         if self.structured_outputs is not None and self.response_format is not None:
             raise problem("structured_outputs and response_format both give a form: send one", "structured_outputs")
         return self
 
     @model_validator(mode="after")
-    def _options_need_a_stream(self) -> _Ask:
+    def _options_need_a_stream(self) -> BaseAsk:
         if self.stream_options is not None and not self.stream:
             raise problem("stream_options is for streams: set stream to true, or leave it out", "stream_options")
         return self
 
 
-class CompletionAsk(_Ask):
+class CompletionAsk(BaseAsk):
     """POST /v1/completions"""
 
     prompt: Annotated[

@@ -4,8 +4,8 @@
     {"name": "weather", "arguments": {"city": "Rome"}}
     </tool_call>
 
-All models write this form, which many are trained on: the grammar allows no other, so an answer is read without guessing.
-The JSON is on one line, as `curator.grammar` writes it, so a line break ends it.
+All models write this form, which many are trained on: the grammar allows no other, so that reading an answer takes no
+guessing. The JSON is on one line, as `curator.grammar` writes it, so a line break ends it.
 """
 
 from __future__ import annotations
@@ -32,18 +32,19 @@ _INSTRUCTIONS = (
 # --- what the model reads ---------------------------------------------------------------------------------------------
 
 
-def conversation(ask: ChatAsk, template: object) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
-    """Messages and tools for a chat template. One that does not know tools gets them as text, in messages."""
+def conversation(ask: ChatAsk, template: object) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Messages and options for a chat template. One that does not know tools gets them as text, in messages."""
     shown = [] if ask.tool_choice == "none" else [tool.function for tool in ask.tools or ()]
     if _knows_tools(template):
-        return [_message(message) for message in ask.messages], [_described(one) for one in shown] or None
+        tools = {"tools": [_described(one) for one in shown]} if shown else {}
+        return [_message(message) for message in ask.messages], tools
     messages: list[dict[str, Any]] = []
     for message in ask.messages:
         _add_as_text(messages, message)
     if shown:
         functions = "\n".join(json.dumps(_described(one)["function"], ensure_ascii=False) for one in shown)
         _add_instructions(messages, _INSTRUCTIONS.format(functions=functions))
-    return messages, None
+    return messages, {}
 
 
 def _knows_tools(template: object) -> bool:
@@ -53,11 +54,6 @@ def _knows_tools(template: object) -> bool:
     return any(
         isinstance(text, str) and all(mark in text for mark in marks) and "<function=" not in text for text in texts
     )
-
-
-def role_of(message: Message) -> str:
-    """As templates name it."""
-    return "system" if message.role == "developer" else message.role
 
 
 def _described(function: Function) -> dict[str, Any]:
@@ -71,7 +67,7 @@ def _parameters(function: Function) -> dict[str, Any]:
 
 def _message(message: Message) -> dict[str, Any]:
     """As templates that know tools take it: the arguments of a call as an object."""
-    found: dict[str, Any] = {"role": role_of(message), "content": message.text}
+    found: dict[str, Any] = {"role": message.template_role, "content": message.text}
     if message.tool_calls:
         calls = [{"name": call.function.name, "arguments": _arguments(call)} for call in message.tool_calls]
         found["tool_calls"] = [
@@ -92,7 +88,7 @@ def _arguments(call: ToolCall) -> Any:
 
 def _add_as_text(messages: list[dict[str, Any]], message: Message) -> None:
     """Calls in the form above. The results of a turn's calls become one message of the user, with what he says next."""
-    role, text = role_of(message), message.text
+    role, text = message.template_role, message.text
     for call in message.tool_calls or ():
         written = json.dumps({"name": call.function.name, "arguments": _arguments(call)}, ensure_ascii=False)
         text += ("\n" if text else "") + f"{BEGIN}\n{written}\n{END}"
