@@ -5,17 +5,16 @@
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Generic, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack
 
 import numpy as np
 
 from paclm.config import MechanismConfig
-from paclm.curator.grammar import Grammar, Grammars, MaskArray
+from paclm.curator.call_guard import CallGuard
+from paclm.curator.grammar import Grammar, Grammars, MaskArray, json_schema_grammar
 from paclm.curator.redacted import Redacted, redact_traceback
 from paclm.curator.streams import (
     Limits,
@@ -40,65 +39,6 @@ if TYPE_CHECKING:  # torch is loaded with the models, not on import
 
 Answer = TypeVar("Answer")
 """A finished stream as a whole."""
-
-
-class CallGuard:
-    """One call at a time, and none inside another. Knows nothing of what the calls do.
-
-    A lock keeps other threads out but not the thread that holds it: a signal handler or a finalizer can call in the
-    middle of a call. Such calls are refused (`exclusive`) or deferred (`when_free`).
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._is_inside = False  # read and written by the holder of the lock only
-        self._deferred: deque[Callable[[], None]] = deque()
-
-    @contextmanager
-    def exclusive(self) -> Iterator[None]:
-        """Wait for other threads; refuse a call from inside another call of the same thread."""
-        try:
-            with self._lock:
-                if self._is_inside:
-                    raise CuratorError(
-                        "The decoder was called from inside one of its own steps, by a signal handler or a finalizer. "
-                        "Call again when the step has returned."
-                    )
-                try:
-                    self._is_inside = True
-                    yield
-                finally:
-                    self._is_inside = False
-        finally:
-            self._run_deferred(may_wait=False)
-
-    def when_free(self, work: Callable[[], None], *, may_wait: bool = True) -> None:
-        """Do it now, or at the end of the call that this thread is inside of.
-
-        may_wait=False leaves the work to another thread that is inside a call. Finalizers need this: the garbage
-        collector runs them anywhere, with any other lock held.
-        """
-        self._deferred.append(work)
-        self._run_deferred(may_wait)
-
-    def _run_deferred(self, may_wait: bool) -> None:
-        while self._deferred and self._lock.acquire(blocking=may_wait):
-            try:
-                if self._is_inside:
-                    return
-                self._run_one()
-            finally:
-                self._lock.release()
-
-    def _run_one(self) -> None:
-        if not self._deferred:
-            return
-        try:
-            self._is_inside = True
-            self._deferred[0]()
-        finally:
-            self._deferred.popleft()  # only now: a thread that finds the queue empty must find the work done
-            self._is_inside = False
 
 
 class Decoder(ABC, Generic[Answer]):
@@ -158,15 +98,20 @@ class Decoder(ABC, Generic[Answer]):
         tag: str = "",
         num_logprobs: int | None = None,
         grammar: Grammar | None = None,
+        json_schema: dict[str, Any] | None = None,
     ) -> Request:
         """Check a request; defaults come from [mechanism]. Costs nothing.
 
         `coins_seed` sets the public coins; the noise cannot be set. `tag` names whose tokens they are. `num_logprobs`:
-        see `Request`; without the promise `corpus` there are none. `grammar`: what the answer must look like
-        (`json_schema_grammar` and others of `paclm.curator.grammar`).
+        see `Request`; without the promise `corpus` there are none. `json_schema`: the answer is JSON that it accepts,
+        unless max_new_tokens ends it before; `grammar`: any other form, from `paclm.curator.grammar`.
         """
         if greedy and temperature:
             raise InvalidInput(f"Choose greedy or temperature {temperature!r}, not both.")
+        if json_schema is not None:
+            if grammar is not None:
+                raise InvalidInput("Choose grammar or json_schema, not both.")
+            grammar = json_schema_grammar(json_schema)
         is_greedy = self._voting.decoder == "greedy" and temperature is None if greedy is None else greedy
         tau = 0.0 if is_greedy else self._voting.temperature if temperature is None else temperature
         return Request(
@@ -447,7 +392,7 @@ class Decoder(ABC, Generic[Answer]):
 
 
 def are_allowed(masks: MaskArray, votes: IntArray, public: IntArray) -> bool:
-    """Whether every vote (n, m), and the public model's (n,), is of a token whose bit is set in its row of the masks."""
+    """Whether every vote (n, m), and the public model's (n,), is of a token whose bit is set in its row."""
     votes = np.concatenate([votes, public[:, None]], axis=1)
     if votes.min(initial=0) < 0 or votes.max(initial=0) >= 32 * masks.shape[1]:
         return False

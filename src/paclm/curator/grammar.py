@@ -4,8 +4,8 @@
                                       ▲
                                  advance(released token)
 
-A mask is a function of the grammar, the tokenizer and the tokens released so far, so it is public: nothing else comes in
-here. Limits count work, not time, so the same history has the same mask on every machine.
+A mask is a function of the grammar, the tokenizer and the tokens released so far, so it is public: nothing else comes
+in here. Limits count work, not time, so the same history has the same mask on every machine.
 """
 
 from __future__ import annotations
@@ -85,14 +85,14 @@ def choice_grammar(values: Sequence[str]) -> Grammar:
 
 def user_grammar(text: str) -> Grammar:
     """A grammar as the caller writes it: Lark, or GBNF, whose rules have `::=`."""
-    from llguidance.gbnf_to_lark import any_to_lark
+    from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 
     _check_text(text)
     if "::=" not in text:
         return Grammar(text)
     try:
-        return Grammar(any_to_lark(text))
-    except (ValueError, RecursionError):
+        return Grammar(gbnf_to_lark(text))
+    except (GbnfToLarkError, RecursionError):
         raise InvalidInput("The grammar has ::= but is no GBNF.") from None
 
 

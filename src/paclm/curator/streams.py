@@ -46,6 +46,7 @@ class Options(TypedDict, total=False):
     tag: str
     num_logprobs: int | None
     grammar: Grammar | None
+    json_schema: dict[str, Any] | None
 
 
 class Limits(NamedTuple):

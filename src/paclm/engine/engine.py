@@ -565,7 +565,9 @@ def _checked_mask(allowed: MaskArray | None, n: int, vocabulary: int) -> MaskArr
         return None
     mask, shape = np.array(allowed), (n, -(-vocabulary // 32))
     if mask.shape != shape or mask.dtype != np.uint32:
-        raise InvalidInput(f"A mask must be uint32 of shape {shape}, a bit for each token, not {mask.dtype} {mask.shape}.")
+        raise InvalidInput(
+            f"A mask must be uint32 of shape {shape}, a bit for each token, not {mask.dtype} {mask.shape}."
+        )
     mask[:, -1] &= np.uint32(2 ** (vocabulary - 32 * (shape[1] - 1)) - 1)
     if not mask.any(axis=1).all():
         raise InvalidInput("A mask allows no token. End that sequence instead.")

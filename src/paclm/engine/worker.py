@@ -131,8 +131,9 @@ class Worker:
             case Order.STEP:
                 if len(arrays) != _STEP_ARRAYS:
                     raise EngineError(f"Rank 0 sent a step of {len(arrays)} arrays, not {_STEP_ARRAYS}.")
-                *others, mask = arrays
-                step.launch(*others, mask.view(np.uint32) if mask.size else None)
+                tokens, positions, table, coins, temperature, mask = arrays
+                allowed = mask.view(np.uint32) if mask.size else None
+                step.launch(tokens, positions, table, coins, temperature, allowed)
                 self._output = step.collect()
                 votes = self._output.votes[:, : self._size].astype(np.int32)
                 self._wire.send(Order.ANSWER, number, [digest_of(self._output), votes])

@@ -129,7 +129,15 @@ class DecoderClient(asyncio.Protocol):
         into += map(Transcript, requests)
         self._open.update((first + n, (subscriber, n, transcript)) for n, transcript in enumerate(into))
         rows = [
-            (r.prompt, r.max_new_tokens, r.temperature, r.stop, r.coins_seed, r.num_logprobs, r.grammar and r.grammar.text)
+            (
+                r.prompt,
+                r.max_new_tokens,
+                r.temperature,
+                r.stop,
+                r.coins_seed,
+                r.num_logprobs,
+                r.grammar and r.grammar.text,
+            )
             for r in requests
         ]
         try:

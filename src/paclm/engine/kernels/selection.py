@@ -75,6 +75,8 @@ def support_of(keys: Tensor, largest: Tensor, k: int) -> Tensor:
     counts = torch.empty(n, dtype=torch.int32, device=keys.device)
     chosen, support = torch.empty_like(keys), keys.new_full((n, k), -1)
     _bound[(n,)](largest, bounds, counts, groups, k, BLOCK=triton.next_power_of_2(groups), num_warps=4)
-    _gather[(triton.cdiv(width, 1024), n)](keys, bounds, counts, chosen, width, LEAST=FORBIDDEN, BLOCK=1024, num_warps=4)
+    _gather[(triton.cdiv(width, 1024), n)](
+        keys, bounds, counts, chosen, width, LEAST=FORBIDDEN, BLOCK=1024, num_warps=4
+    )
     _place[(8, n)](chosen, counts, support, width, k, BLOCK=64, STEP=128, num_warps=4)
     return support
