@@ -140,8 +140,9 @@ def test_only_places_with_a_choice_can_be_charged(live, writer, ask):
     assert used.charged_tokens - account.charged_tokens == free < len(writer.num_allowed)
 
 
-def test_every_token_is_charged_where_every_token_is(start, chat_tokenizer):
-    live = start(engine=Writer(chat_tokenizer, SAID), tokenizer=chat_tokenizer, charge="every-token")
+def test_every_token_is_charged_where_every_token_is(start, small_tokenizer):
+    """And a model without a chat template keeps a form."""
+    live = start(engine=Writer(small_tokenizer, SAID), charge="every-token")
     answer = live.complete(prompt="where ", max_tokens=60, response_format=FORMAT).json()
     assert answer["choices"][0]["text"] == SAID
     assert answer["usage"]["completion_tokens"] == live.curator.account.charged_tokens == live.spent_tokens

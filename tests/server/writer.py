@@ -17,7 +17,8 @@ class Writer(ScriptedEngine):
         self.context, self.num_blocks = context, self.num_slots * context
         self._end = tokenizer.eos_token_id
         self._tokenizer = tokenizer
-        self._texts = [tokenizer.decode([token]) for token in range(self.vocabulary)]
+        self._tokens = {tokenizer.decode([token]): token for token in range(self.vocabulary)}
+        self._longest = max(map(len, self._tokens))
         self._prompts = {}
         self.num_allowed = []
         """At each token of each answer."""
@@ -47,7 +48,7 @@ class Writer(ScriptedEngine):
 
     def _wanted(self, written, allowed):
         rest = self.text[len(written) :] if self.text.startswith(written) else ""
-        fitting = [token for token in allowed if self._texts[token] and rest.startswith(self._texts[token])]
-        if fitting:
-            return max(fitting, key=lambda token: len(self._texts[token]))
+        for size in range(min(len(rest), self._longest), 0, -1):
+            if self._tokens.get(rest[:size]) in allowed:
+                return self._tokens[rest[:size]]
         return self._end if self._end in allowed else min(allowed)
