@@ -52,17 +52,6 @@ def test_a_stream_goes_on_while_the_grammar_of_another_is_built(curator, slow):
     assert chosen.text in ("yes", "no")
 
 
-def test_the_answer_is_the_same_wherever_its_grammar_is_built(curator):
-    """The grammar is in force from the first token on: the same coins give the same tokens."""
-    options = {"grammar": CHOICE, "coins_seed": 5, "greedy": True}
-    at_once = curator.generate("the", 12, **options)
-    (later,) = begin(curator, curator.request("the", 12, **options))
-    while later.finish_reason is None:
-        curator.step()
-    assert (later.text, later.finish_reason) == (at_once.text, at_once.finish_reason)
-    assert later.text in ("yes", "no")
-
-
 def test_a_stream_can_be_cancelled_while_its_grammar_is_built(curator, slow):
     (stream,) = begin(curator, curator.request("the", 12, grammar=CHOICE))
     assert curator.step() == []
