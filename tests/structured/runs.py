@@ -38,7 +38,7 @@ WORLDS = 6
 PER_TOKEN = 2.0**-8
 NUM_PAID = 5
 """Tokens that a budget which ends too soon pays for."""
-STOP = ('"ok"', "-b", "sur", "]", "1", "e")
+STOP = ('"ok"', "-b", "sur", "]", "1")
 PROMPTS = (
     "the patient reports mild fever since morning",
     "the nurse",
@@ -177,11 +177,12 @@ class Lab:
     # --- one run ------------------------------------------------------------------------------------------------------
 
     def run(self, row, number, kinds=None):
-        """All answers of a row; `kinds`: of the grammars, where they are not the row's."""
+        """All answers of a row; `kinds`: of the grammars, where they are not the row's; None leaves a stream out."""
         kinds = kinds or kinds_of(row)
+        used = [kind for kind in kinds if kind is not None]
         with ExitStack() as stack:
             self._own_state(stack)
-            total = self._total(row, kinds)
+            total = self._total(row, used)
             charges = {} if row["release"] == "dp" else {"release": row["release"], "charge": row["charge"]}
             exhausted = {"on_exhausted": row["budget"]} if row["budget"] in ("public", "refuse") else {}
             workspace = self.workspace(row, per_token=PER_TOKEN, total=total, **charges, **exhausted)
@@ -194,7 +195,7 @@ class Lab:
                     decoder.step()
                 assert all(stream.finish_reason for stream in streams)
         budget = None if row["release"] == "dp" else round(total * 2**60)
-        run = Run(row, workspace, recorder, streams, kinds[: len(streams)], num_refused, budget)
+        run = Run(row, workspace, recorder, streams, used[: len(streams)], num_refused, budget)
         run.rows = [recorder.rows_of(stream)[: len(stream.tokens)] for stream in streams]
         if row["release"] != "dp":
             report = verify(workspace.ledger_address)
@@ -244,6 +245,7 @@ def requests_of(decoder, row, number, kinds):
             grammar=GRAMMARS[kind],
         )
         for i, kind in enumerate(kinds)
+        if kind is not None
     ]
 
 
