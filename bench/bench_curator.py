@@ -73,7 +73,7 @@ class RecordedEngine:
     def is_ready(self, handle: int) -> bool:
         return True
 
-    def launch(self, handles: Sequence[int], coins: Any, temperature: Sequence[float]) -> None:
+    def launch(self, handles: Sequence[int], coins: Any, temperature: Sequence[float], allowed: Any) -> None:
         if self.answered:
             self.waits.append(time.perf_counter() - self.answered)
         self._launched = handles
@@ -87,7 +87,7 @@ class RecordedEngine:
         return ballot
 
     def step(self, handles: Sequence[int], coins: Any, temperature: Sequence[float]) -> Ballot:
-        self.launch(handles, coins, temperature)
+        self.launch(handles, coins, temperature, None)
         return self.collect()
 
     def append(self, handle: int, token: int) -> None:

@@ -31,7 +31,7 @@ class IdleStep:
         self._worlds, self._support_size, self._n = worlds, support_size, 0
         self._outputs: dict[int, StepOutput] = {}
 
-    def launch(self, tokens: Any, positions: Any, table: Any, coins: Any, temperature: Any) -> None:
+    def launch(self, tokens: Any, positions: Any, table: Any, coins: Any, temperature: Any, allowed: Any) -> None:
         self._n = len(tokens)
 
     def collect(self) -> StepOutput:
@@ -63,7 +63,7 @@ def exchange_of(step: DistributedStep, streams: int, support_size: int, context:
     tokens, positions = generator.integers(0, VOCABULARY, streams), np.full(streams, context - 1)
     table = generator.integers(1, 9999, (streams, -(-context // PAGE))).astype(np.int32)
     coins = generator.gumbel(size=(streams, support_size)).astype(np.float32)
-    return partial(_step, step, tokens, positions, table, coins, np.ones(streams, dtype=np.float32))
+    return partial(_step, step, tokens, positions, table, coins, np.ones(streams, dtype=np.float32), None)
 
 
 def _step(step: DistributedStep, *arrays: Any) -> None:

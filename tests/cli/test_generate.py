@@ -1,5 +1,6 @@
 """`paclm generate` as a user types it."""
 
+import json
 import os
 import resource
 import subprocess
@@ -18,7 +19,7 @@ from paclm.worlds.manifest import load_manifest
 from plugin_packages import first_on_path, install_hostile
 
 KEYS = [
-    *("text", "tokens", "private_tokens", "public_tokens", "charged_nats", "spent_nats", "total_nats"),
+    *("text", "tokens", "finish_reason", "private_tokens", "public_tokens", "charged_nats", "spent_nats", "total_nats"),
     *("remaining_tokens", "mia_bound", "world_id_bound", "token_ids"),
 ]
 
@@ -37,6 +38,17 @@ def test_json_has_the_keys_of_the_contract_and_the_budget_is_kept_between_calls(
     assert second["spent_nats"] == (count + second["private_tokens"]) * 2**-16
     assert second["mia_bound"] == first["mia_bound"] == pytest.approx(0.674909, abs=1e-6)
     assert (first["public_tokens"], first["total_nats"]) == (0, 2**-4)
+
+
+def test_an_answer_is_json_that_the_schema_accepts_and_one_cut_off_says_so(clinic, tmp_path):
+    schema = tmp_path / "visit.json"
+    schema.write_text('{"type": "array", "items": {"enum": ["flu", "cold"]}, "minItems": 2, "maxItems": 3}')
+    said = figures(clinic, "--prompt", "the patient", "--max-tokens", "30", "--json-schema", schema)
+    assert said["finish_reason"] == "stop"
+    assert set(json.loads(said["text"])) <= {"flu", "cold"}
+    assert said["charged_nats"] == said["tokens"] * 2**-16  # every token, also those that were forced
+    cut = run(clinic, "--prompt", "the patient", "--max-tokens", "2", "--json-schema", schema)
+    assert "not complete: --max-tokens ended it" in cut.stderr
 
 
 def test_a_crash_of_a_command_that_holds_the_secret_leaves_no_core_file(clinic, monkeypatch):
@@ -103,6 +115,8 @@ def test_a_weak_total_is_a_warning_that_a_smaller_total_does_not_remove(clinic):
         (("--greedy", "--temperature", "1"), "--temperature"),
         *((("--temperature", value), "temperature") for value in ("-1", "1e39", "1e-46")),
         (("--max-tokens", "1000"), "context"),
+        (("--json-schema", "none.json"), "cannot be read"),
+        (("--json-schema", "/dev/null"), "is not JSON"),
     ],
 )
 def test_mistakes_are_refused_and_cost_nothing(clinic, options, words):

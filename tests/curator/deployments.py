@@ -130,7 +130,8 @@ class ScriptedEngine:
     def remove(self, handle):
         del self.sequences[handle], self.limits[handle], self.unread[handle]
 
-    def launch(self, handles, coins, temperature):
+    def launch(self, handles, coins, temperature, allowed):
+        assert allowed is None, "these votes follow no grammar"
         assert self.launched is None, "one step at a time"
         assert len(set(handles)) == len(handles) > 0
         assert all(self.is_ready(handle) for handle in handles)

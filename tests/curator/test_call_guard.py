@@ -12,7 +12,7 @@ import pytest
 
 from curator.deployments import WORLDS, ScriptedEngine
 from curator.sequential import Reference, belief_of, recorded_noise, world_of
-from paclm.curator.decoder import CallGuard
+from paclm.curator.call_guard import CallGuard
 from paclm.curator.secret import Secret
 from paclm.errors import CuratorError, UnsoundState
 

@@ -137,11 +137,11 @@ class Telling(ScriptedEngine):
             raise ValueError(f"cannot take {token}")
         super().append(handle, token)
 
-    def launch(self, handles, coins, temperature):
+    def launch(self, handles, coins, temperature, allowed):
         last = [self.sequences[handle][-1] for handle in handles]
         if self.fails_in == "launch" and last != [1]:  # not at the prompt
             raise EngineError("Out of GPU memory.") from ValueError(f"{last}")
-        super().launch(handles, coins, temperature)
+        super().launch(handles, coins, temperature, allowed)
 
 
 @pytest.mark.parametrize("place", ["append", "launch"])
@@ -171,9 +171,9 @@ def test_every_step_of_every_stream_has_the_coins_of_its_seed_and_number(make, o
     votes = []
 
     class Noting(ScriptedEngine):
-        def launch(self, handles, coins, temperature):
+        def launch(self, handles, coins, temperature, allowed):
             votes.extend(zip(handles, coins, strict=True))
-            super().launch(handles, coins, temperature)
+            super().launch(handles, coins, temperature, allowed)
 
     with open_curator(make(), engine=Noting(num_slots=3, chunk=4)) as curator:
         seeds, streams = (7, 2**127 + 5, 7, 0, 11), []

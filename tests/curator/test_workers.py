@@ -233,19 +233,19 @@ def test_a_worker_that_dies_in_each_step_is_given_up_and_nothing_is_charged(spoi
 
 
 def test_a_step_with_an_array_that_the_worker_does_not_know_is_refused(template):
-    """Such as a token mask for a worker of a version without one; the handshake refuses other versions before."""
+    """Such as of a later version; the handshake refuses other versions before."""
     with joined(Workspace.open(template)) as group:
         engine = open_engine(Workspace.open(template), SUPPORT, workers=group)
         engine.votes([1, 2, 3])
-        number = group.order(Order.STEP, [np.zeros(1)] * 5 + [np.zeros((100, 2**14), np.uint8)])
-        with pytest.raises(EngineError, match="a step of 6 arrays"):
+        number = group.order(Order.STEP, [np.zeros(1)] * 6 + [np.zeros((100, 2**14), np.uint8)])
+        with pytest.raises(EngineError, match="a step of 7 arrays"):
             group.answers(number)
 
 
 def test_rank_0_and_a_worker_with_another_protocol_refuse_each_other(template, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr("paclm.engine.worker.PROTOCOL", 2)
-        with pytest.raises(EngineError, match="version 1 of the workers' protocol, and this worker version 2"):
+        patch.setattr("paclm.engine.worker.PROTOCOL", 1)
+        with pytest.raises(EngineError, match="version 2 of the workers' protocol, and this worker version 1"):
             opened(Workspace.open(template))
     own = identity("", RuntimeConfig())
     with pytest.raises(EngineError, match="protocol"):

@@ -283,3 +283,57 @@ def test_scores_are_what_votes_are_taken_from_and_stay_when_the_engine_goes_on(e
     engine.clear()
     with pytest.raises(EngineError):
         engine.scores()
+
+
+# --- masks ------------------------------------------------------------------------------------------------------------
+
+
+def mask_of(*rows):
+    mask = np.zeros((len(rows), -(-97 // 32)), dtype=np.uint32)
+    for row, tokens in zip(mask, rows, strict=True):
+        for token in tokens:
+            row[token // 32] |= np.uint32(1 << token % 32)
+    return mask
+
+
+@pytest.mark.parametrize("coins", [None, np.random.default_rng(8).gumbel(size=(3, SUPPORT))], ids=["greedy", "gumbel"])
+def test_every_world_votes_inside_the_top_tokens_that_the_mask_allows(engine, coins):
+    """Also the tokens that a world likes best: its logits are cut by the mask, not only the public model's."""
+    handles, contexts = [], [text(9, seed) for seed in (1, 2, 3)]
+    for context in contexts:
+        handles.append(engine.add(context, 2))
+    support, _ = engine.scores(handles)
+    free = engine.step(handles, coins, [1.0, 0.5, 2.0])
+    favourite = int(free.votes[1, 0])
+    rows = [sorted({31, 32, 63, 64, 96} - {int(free.public[0])}), [7], [t for t in range(97) if t != favourite]]
+    ballot = engine.step(handles, coins, [1.0, 0.5, 2.0], mask_of(*rows))
+    again, _ = engine.scores(handles)
+    assert torch.equal(again, support), "a mask of one step must not reach the next"
+    engine.clear()
+    hidden = [list(engine.hidden_states(context))[-1][1][:, -1:] for context in contexts]
+    for i, allowed in enumerate(rows):
+        whole = engine.whole_logits(hidden[i])[:, 0, :]  # (W, V)
+        expected = sorted(allowed, key=lambda token: (-float(whole[-1, token]), token))[:SUPPORT]
+        assert ballot.support[i].tolist() == expected + [-1] * (SUPPORT - len(expected))
+        drawn = np.zeros(SUPPORT) if coins is None else coins[i] * [1.0, 0.5, 2.0][i]
+        scores = whole[:, expected].numpy() + drawn[: len(expected)]
+        assert ballot.votes[i].tolist() == [expected[best] for best in scores[:-1].argmax(-1)]
+        assert ballot.public[i] == expected[scores[-1].argmax()]
+
+
+def test_a_mask_that_allows_all_changes_nothing_and_padding_bits_allow_nothing(engine):
+    handle = engine.add(text(5), 2)
+    coins = np.random.default_rng(3).gumbel(size=(1, SUPPORT))
+    free = engine.step([handle], coins)
+    every = np.full((1, 4), 2**32 - 1, dtype=np.uint32)  # 31 bits beyond the vocabulary of 97
+    masked = engine.step([handle], coins, allowed=every)
+    assert (free.support == masked.support).all()
+    assert (free.votes == masked.votes).all()
+    with pytest.raises(InvalidInput, match="allows no token"):
+        engine.launch([handle], coins, allowed=np.array([[0, 0, 0, 2]], dtype=np.uint32))
+
+
+@pytest.mark.parametrize("mask", [np.ones((1, 4), np.int32), np.ones((2, 4), np.uint32), np.ones((1, 3), np.uint32)])
+def test_a_mask_of_another_form_is_refused(engine, mask):
+    with pytest.raises(InvalidInput, match="uint32 of shape"):
+        engine.step([engine.add(text(5), 2)], allowed=mask)

@@ -101,11 +101,13 @@ def test_recorded_steps_and_passes_equal_the_plain_ones(weights):
     tokens = rng.integers(0, VOCABULARY, lengths.sum())
     chunk = PromptChunk(tokens, np.zeros(5, dtype=np.int64), lengths, table)  # more tokens and parts than one pass has
     coins, temperature = rng.gumbel(size=(5, 20)).astype(np.float32), np.array([0, 1, 1, 0, 0.5], dtype=np.float32)
+    few = mask_of([[1, 33], [VOCABULARY - 1], list(range(VOCABULARY))])
+    masks = {5: None, 3: few, 1: None}  # a step without a mask after one with it allows all again
     hidden = [step.prefill(chunk).float() for step in steps]
     assert (hidden[0] - hidden[1]).abs().max() < CLOSE[weights.dtype]
-    for n in (5, 3, 1):
+    for n in (5, 3, 5, 1):
         for step in steps:
-            step.launch(np.arange(n), lengths[:n], table[:n], coins[:n], temperature[:n])
+            step.launch(np.arange(n), lengths[:n], table[:n], coins[:n], temperature[:n], masks[n])
         expected, found = (step.collect() for step in steps)
         if weights.dtype == torch.float32:  # in bfloat16 the logits of these random models are nearly tied
             assert (found.votes == expected.votes).all()
@@ -114,17 +116,33 @@ def test_recorded_steps_and_passes_equal_the_plain_ones(weights):
             assert np.abs(found.logprobs - expected.logprobs).max() < 4 * CLOSE[weights.dtype]
 
 
-def test_keys_support_and_votes_equal_the_plain_ones(weights):
+def mask_of(rows):
+    """A mask with these tokens."""
+    mask = np.zeros((len(rows), -(-VOCABULARY // 32)), dtype=np.uint32)
+    for row, tokens in enumerate(rows):
+        for token in tokens:
+            mask[row, token // 32] |= np.uint32(1 << (token % 32))
+    return mask
+
+
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_keys_support_and_votes_equal_the_plain_ones(weights, is_masked):
+    """With a mask: one token, fewer than k spread over few groups, and all but the best."""
     generator = torch.Generator(DEVICE).manual_seed(2)
     shape = (weights.num_worlds, 3, weights.hidden_size)
     hidden = torch.randn(shape, device=DEVICE, generator=generator).to(weights.dtype)
-    support = support_of(*public_keys(hidden[-1], weights.head), 20)
-    assert torch.equal(support, top_tokens(hidden[-1].float() @ weights.head.float().T, 20))
+    every = range(VOCABULARY)
+    rows = [[31], [0, 1, 31, 32, 63, VOCABULARY - 1], [t for t in every if t % 3]] if is_masked else [every] * 3
+    allowed = torch.from_numpy(mask_of(rows).view(np.int32)).to(DEVICE)
+    support = support_of(*public_keys(hidden[-1], weights.head, allowed), 20)
+    assert torch.equal(support, top_tokens(hidden[-1].float() @ weights.head.float().T, 20, allowed))
+    assert [int((row >= 0).sum()) for row in support] == ([1, 6, 20] if is_masked else [20] * 3)
     coins = torch.from_numpy(np.random.default_rng(0).gumbel(size=(3, 20)).astype(np.float32)).to(DEVICE)
     temperature = torch.tensor([0.0, 0.5, 1.0], device=DEVICE)
     outcome, logits = cast_votes(hidden, weights.head, support, torch.cat([coins, temperature[:, None]], 1))
     plain = support_logits(hidden, weights.head, support)
-    assert (logits - plain).abs().max() < 1e-4
+    assert torch.equal(logits.isinf(), plain.isinf())
+    assert (logits - plain).nan_to_num().abs().max() < 1e-4
     assert torch.equal(outcome[:, :20].long(), support)
     assert torch.equal(outcome[:, 20:].long(), coupled_votes(plain, support, coins, temperature))
 

@@ -17,7 +17,7 @@ from paclm.server.refusals import Refused
 from paclm.server.scheduler import Scheduler
 from server.stepped import wait_until
 
-GOOD = [[1, 2, 3], 4, 0.0, [], None, None]
+GOOD = [[1, 2, 3], 4, 0.0, [], None, None, None]
 
 
 @pytest.fixture
@@ -89,20 +89,23 @@ def answers_until_stopped(end):
 @pytest.mark.parametrize(
     ("owner", "wrong"),
     [
-        ("ward", [[1, -1], 4, 0.0, [], None, None]),
-        ("ward", [[700], 4, 0.0, [], None, None]),
-        ("ward", [["the"], 4, 0.0, [], None, None]),
-        ("ward", [[[1]], 4, 0.0, [], None, None]),
-        ("ward", [[1], 0, 0.0, [], None, None]),
-        ("ward", [[1], 2**70, 0.0, [], None, None]),
-        ("ward", [[1], 4, float("nan"), [], None, None]),
-        ("ward", [[1], 4, -1.0, [], None, None]),
-        ("ward", [[1], 4, 10**400, [], None, None]),
-        ("ward", [[1], 4, 0.0, [7], None, None]),
-        ("ward", [[1], 4, 0.0, [""], None, None]),
-        ("ward", [[1], 4, 0.0, [], -1, None]),
-        ("ward", [[1], 4, 0.0, [], 2**128, None]),
-        ("ward", [[1], 4, 0.0, [], None, 21]),
+        ("ward", [[1, -1], 4, 0.0, [], None, None, None]),
+        ("ward", [[700], 4, 0.0, [], None, None, None]),
+        ("ward", [["the"], 4, 0.0, [], None, None, None]),
+        ("ward", [[[1]], 4, 0.0, [], None, None, None]),
+        ("ward", [[1], 0, 0.0, [], None, None, None]),
+        ("ward", [[1], 2**70, 0.0, [], None, None, None]),
+        ("ward", [[1], 4, float("nan"), [], None, None, None]),
+        ("ward", [[1], 4, -1.0, [], None, None, None]),
+        ("ward", [[1], 4, 10**400, [], None, None, None]),
+        ("ward", [[1], 4, 0.0, [7], None, None, None]),
+        ("ward", [[1], 4, 0.0, [""], None, None, None]),
+        ("ward", [[1], 4, 0.0, [], -1, None, None]),
+        ("ward", [[1], 4, 0.0, [], 2**128, None, None]),
+        ("ward", [[1], 4, 0.0, [], None, 21, None]),
+        ("ward", [[1], 4, 0.0, [], None, None, ""]),
+        ("ward", [[1], 4, 0.0, [], None, None, "no grammar"]),
+        ("ward", [[1], 4, 0.0, [], None, None, 'start: "\ud800"']),
         ("w" * 300, GOOD),
         ("\ud800", GOOD),
     ],
@@ -138,7 +141,7 @@ def test_a_front_that_does_not_read_delays_the_steps_and_loses_nothing(make, sma
     with Curator.open(workspace, engine=engine, tokenizer=small_tokenizer) as curator, own, its:
         scheduler = Scheduler(curator, Link(own), max_waiting=64)
         thread = threading.Thread(target=scheduler.run)
-        its.sendall(pack(["admit", 0, "ward", 0, [[[1, 2, 3], 50, 0.0, [], None, None]] * 32]))
+        its.sendall(pack(["admit", 0, "ward", 0, [[[1, 2, 3], 50, 0.0, [], None, None, None]] * 32]))
         thread.start()
         wait_until(lambda: curator.account.tokens > 0)
         stands = -1

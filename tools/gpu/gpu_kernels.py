@@ -200,13 +200,14 @@ def ballots(clock: Clock) -> dict[str, Any]:
         w = shaped("gpt2", dtype, 128, layers=1)
         for n in (1, 100) if dtype == torch.bfloat16 else (1,):
             hidden = torch.randn(w.num_worlds, n, w.hidden_size, device=DEVICE, dtype=dtype)
-            keys, largest = public_keys(hidden[-1], w.head)
+            allowed = torch.full((n, -(-w.head.shape[0] // 32)), -1, dtype=torch.int32, device=DEVICE)
+            keys, largest = public_keys(hidden[-1], w.head, allowed)
             support, numbers = support_of(keys, largest, SUPPORT), torch.randn(n, SUPPORT + 1, device=DEVICE)
             plain = PlainStep(FusedModel(w, 2), SUPPORT)
             runs: dict[str, Callable[[], object]] = {"vendor logits": partial(plain.public_logits, hidden[-1])}
             for columns, depth, warps in ((64, 64, 4), (128, 64, 4), (32, 128, 4), (64, 128, 8)):
                 runs[f"keys {columns}x{depth}, {warps} warps"] = partial(
-                    public_keys, hidden[-1], w.head, columns, depth, warps
+                    public_keys, hidden[-1], w.head, allowed, columns, depth, warps
                 )
             runs["support"] = partial(support_of, keys, largest, SUPPORT)
             runs["topk of keys"] = partial(torch.topk, keys, SUPPORT)

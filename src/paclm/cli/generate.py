@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import warnings
 from pathlib import Path
@@ -54,6 +55,9 @@ def generate(
     temperature: Annotated[
         float | None, typer.Option(help="τ of the coupled Gumbel votes.", show_default="as in [mechanism]")
     ] = None,
+    json_schema: Annotated[
+        Path | None, typer.Option(help="File with a JSON schema; the answer is JSON that it accepts.", dir_okay=False)
+    ] = None,
     promise: PromiseOption = "half",
     mix_promises: MixPromisesFlag = False,
     witness: WitnessOption = None,
@@ -75,12 +79,14 @@ def generate(
         paclm generate clinic --prompt - --max-tokens 64 --greedy < prompt.txt
         paclm generate clinic --prompt "[synthetic note]" --max-tokens 64 --json | jq .spent_nats
         paclm generate clinic --prompt "[synthetic note]" --max-tokens 64 --promise corpus
+        paclm generate clinic --prompt "[synthetic note]" --max-tokens 64 --json-schema visit.json
     """
     if greedy and temperature is not None:
         raise InvalidInput("--greedy and --temperature exclude each other. Use one of them.")
     if max_tokens < 1:
         raise InvalidInput(f"--max-tokens must be at least 1, not {max_tokens}.")
     text = _read_prompt() if prompt == "-" else prompt
+    schema = None if json_schema is None else _read_schema(json_schema)
     refuse_workers(promise, workers)
     opened = open_for(promise, workspace)  # quick checks come before the slow imports
     typer.echo(f"Opening {workspace} ...", err=True)
@@ -90,7 +96,14 @@ def generate(
     ):
         STOP_MESSAGE.set("Every token shown is charged, and the ledger is intact." if promise == "half" else "")
         stream = curator.submit(
-            curator.request(text, max_tokens, greedy=greedy or None, temperature=temperature, tag="command line")
+            curator.request(
+                text,
+                max_tokens,
+                greedy=greedy or None,
+                temperature=temperature,
+                tag="command line",
+                json_schema=schema,
+            )
         )
         while stream.finish_reason is None:
             curator.step()
@@ -101,13 +114,28 @@ def generate(
         answer = curator.result(stream)
         figures, fields = _figures(curator, stream, workspace)
     if as_json:
-        counts = {"text": answer.text, "tokens": len(answer.tokens)}
+        counts = {"text": answer.text, "tokens": len(answer.tokens), "finish_reason": answer.finish_reason}
         print_json({**counts, **figures, "token_ids": list(answer.tokens)})
         return
     typer.echo()
     if answer.finish_reason == "stop" and not answer.text:
         typer.echo("(empty answer: the first token was the end token)", err=True)
+    if schema is not None and answer.finish_reason != "stop":
+        why = "--max-tokens ended it" if answer.finish_reason == "length" else "no token fits the schema here"
+        typer.echo(f"(not complete: {why}, so this is not JSON that the schema accepts)", err=True)
     print_fields(fields, err=True)
+
+
+def _read_schema(path: Path) -> dict[str, Any]:
+    try:
+        schema = json.loads(path.read_bytes())
+    except OSError as error:
+        raise InvalidInput(f"The JSON schema {path} cannot be read ({error.strerror}).") from None
+    except (ValueError, RecursionError):
+        raise InvalidInput(f"{path} is not JSON.") from None
+    if not isinstance(schema, dict):
+        raise InvalidInput(f'{path} holds no JSON schema. It must be an object, such as {{"type": "object"}}.')
+    return schema
 
 
 def _read_prompt() -> str:

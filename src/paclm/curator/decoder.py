@@ -5,16 +5,16 @@
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Generic, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack
 
 import numpy as np
 
 from paclm.config import MechanismConfig
+from paclm.curator.call_guard import CallGuard
+from paclm.curator.grammar import Grammar, Grammars, MaskArray, json_schema_grammar
 from paclm.curator.redacted import Redacted, redact_traceback
 from paclm.curator.streams import (
     Limits,
@@ -29,8 +29,8 @@ from paclm.curator.streams import (
     encode_prompt,
 )
 from paclm.curator.vote_source import VoteSource
-from paclm.errors import CuratorError, InvalidInput
-from paclm.privacy.belief import FloatArray
+from paclm.errors import CuratorError, InvalidInput, UnsoundState
+from paclm.privacy.belief import FloatArray, IntArray
 from paclm.privacy.randomness import next_gumbel
 from paclm.worlds.settings import Voting
 
@@ -39,65 +39,6 @@ if TYPE_CHECKING:  # torch is loaded with the models, not on import
 
 Answer = TypeVar("Answer")
 """A finished stream as a whole."""
-
-
-class CallGuard:
-    """One call at a time, and none inside another. Knows nothing of what the calls do.
-
-    A lock keeps other threads out but not the thread that holds it: a signal handler or a finalizer can call in the
-    middle of a call. Such calls are refused (`exclusive`) or deferred (`when_free`).
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._is_inside = False  # read and written by the holder of the lock only
-        self._deferred: deque[Callable[[], None]] = deque()
-
-    @contextmanager
-    def exclusive(self) -> Iterator[None]:
-        """Wait for other threads; refuse a call from inside another call of the same thread."""
-        try:
-            with self._lock:
-                if self._is_inside:
-                    raise CuratorError(
-                        "The decoder was called from inside one of its own steps, by a signal handler or a finalizer. "
-                        "Call again when the step has returned."
-                    )
-                try:
-                    self._is_inside = True
-                    yield
-                finally:
-                    self._is_inside = False
-        finally:
-            self._run_deferred(may_wait=False)
-
-    def when_free(self, work: Callable[[], None], *, may_wait: bool = True) -> None:
-        """Do it now, or at the end of the call that this thread is inside of.
-
-        may_wait=False leaves the work to another thread that is inside a call. Finalizers need this: the garbage
-        collector runs them anywhere, with any other lock held.
-        """
-        self._deferred.append(work)
-        self._run_deferred(may_wait)
-
-    def _run_deferred(self, may_wait: bool) -> None:
-        while self._deferred and self._lock.acquire(blocking=may_wait):
-            try:
-                if self._is_inside:
-                    return
-                self._run_one()
-            finally:
-                self._lock.release()
-
-    def _run_one(self) -> None:
-        if not self._deferred:
-            return
-        try:
-            self._is_inside = True
-            self._deferred[0]()
-        finally:
-            self._deferred.popleft()  # only now: a thread that finds the queue empty must find the work done
-            self._is_inside = False
 
 
 class Decoder(ABC, Generic[Answer]):
@@ -110,6 +51,8 @@ class Decoder(ABC, Generic[Answer]):
         self._waiting: list[Stream] = []
         self._held: list[Stream] = []  # reserved, not yet started
         self._in_flight: list[Stream] = []  # those of the step that the engine computes; some may have ended since
+        self._masks: MaskArray | None = None  # of the step in flight
+        self._grammars = Grammars(tokenizer, engine.vocabulary)
         self._failure: str | None = None
         self._guard = CallGuard()
         self.tokenizer = tokenizer
@@ -154,14 +97,21 @@ class Decoder(ABC, Generic[Answer]):
         coins_seed: int | None = None,
         tag: str = "",
         num_logprobs: int | None = None,
+        grammar: Grammar | None = None,
+        json_schema: dict[str, Any] | None = None,
     ) -> Request:
         """Check a request; defaults come from [mechanism]. Costs nothing.
 
         `coins_seed` sets the public coins; the noise cannot be set. `tag` names whose tokens they are. `num_logprobs`:
-        see `Request`; without the promise `corpus` there are none.
+        see `Request`; without the promise `corpus` there are none. `json_schema`: the answer is JSON that it accepts,
+        unless max_new_tokens ends it before; `grammar`: any other form, from `paclm.curator.grammar`.
         """
         if greedy and temperature:
             raise InvalidInput(f"Choose greedy or temperature {temperature!r}, not both.")
+        if json_schema is not None:
+            if grammar is not None:
+                raise InvalidInput("Choose grammar or json_schema, not both.")
+            grammar = json_schema_grammar(json_schema)
         is_greedy = self._voting.decoder == "greedy" and temperature is None if greedy is None else greedy
         tau = 0.0 if is_greedy else self._voting.temperature if temperature is None else temperature
         return Request(
@@ -172,6 +122,7 @@ class Decoder(ABC, Generic[Answer]):
             coins_seed=coins_seed,
             tag=tag,
             num_logprobs=num_logprobs,
+            grammar=grammar,
             limits=self.limits,
         )
 
@@ -289,15 +240,30 @@ class Decoder(ABC, Generic[Answer]):
         if not ready:
             return
         rows, streams, handles = map(list, zip(*ready, strict=True))
-        self._engine.launch(handles, coins[rows], [stream.request.temperature for stream in streams])
+        self._masks = self._masks_of(streams)
+        self._engine.launch(handles, coins[rows], [stream.request.temperature for stream in streams], self._masks)
         for stream in streams:
             stream.coins.step += 1
         self._in_flight = streams
 
+    def _masks_of(self, streams: list[Stream]) -> MaskArray | None:
+        """The tokens that each stream's grammar allows: a function of the request and of its released tokens alone."""
+        if all(stream.grammar is None for stream in streams):
+            return None
+        masks: MaskArray = np.full((len(streams), -(-self._engine.vocabulary // 32)), 2**32 - 1, dtype=np.uint32)
+        for row, stream in enumerate(streams):
+            if stream.grammar is not None:
+                masks[row] = stream.grammar.allowed
+        return masks
+
     def _collect(self) -> tuple[list[Stream], Ballot]:
         """Wait for the step in flight: its streams, some of which may have ended, and the ballot on them."""
         in_flight, self._in_flight = self._in_flight, []
-        return in_flight, self._engine.collect()
+        ballot = self._engine.collect()
+        rows = [row for row, stream in enumerate(in_flight) if stream.finish_reason is None]
+        if self._masks is not None and not are_allowed(self._masks[rows], ballot.votes[rows], ballot.public[rows]):
+            raise UnsoundState("The engine returned a vote that the grammar forbids. Nothing was released.")
+        return in_flight, ballot
 
     def _drop_flight(self) -> None:
         """Wait for a step whose streams have all ended; its votes are not read."""
@@ -309,6 +275,8 @@ class Decoder(ABC, Generic[Answer]):
     def _continue(self, streams: list[Stream], tokens: Redacted[list[int]], coins: FloatArray) -> None:
         """Begin the next step before the commit of this one. No traceback may carry these tokens yet."""
         for stream, token in zip(streams, tokens.reveal(), strict=True):
+            if stream.grammar is not None:
+                stream.grammar.advance(token)
             if stream.is_last(token):
                 self._leave_engine(stream)
             elif stream.handle is not None:
@@ -357,7 +325,11 @@ class Decoder(ABC, Generic[Answer]):
 
     def _new_streams(self, requests: Sequence[Request]) -> list[Stream]:
         self._refuse_if_stopped()
-        return [Stream(request, self.tokenizer) for request in requests]
+        return [self._new_stream(request) for request in requests]
+
+    def _new_stream(self, request: Request, worst_units: int = 0) -> Stream:
+        grammar = None if request.grammar is None else self._grammars.start(request.grammar)
+        return Stream(request, self.tokenizer, worst_units, grammar)
 
     def _encode(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
         if isinstance(prompt, (bytes, bytearray, memoryview)):  # a sequence of small integers, not of token ids
@@ -417,3 +389,12 @@ class Decoder(ABC, Generic[Answer]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def are_allowed(masks: MaskArray, votes: IntArray, public: IntArray) -> bool:
+    """Whether every vote (n, m), and the public model's (n,), is of a token whose bit is set in its row."""
+    votes = np.concatenate([votes, public[:, None]], axis=1)
+    if votes.min(initial=0) < 0 or votes.max(initial=0) >= 32 * masks.shape[1]:
+        return False
+    words = np.take_along_axis(masks, votes >> 5, axis=1)
+    return bool((words >> (votes & 31).astype(np.uint32) & 1).all())

@@ -199,5 +199,5 @@ def _logprobs(ballot: Ballot, row: int, num_top: int | None) -> Logprobs | None:
     if num_top is None or ballot.logprobs is None:
         return None
     support, values = ballot.support[row].tolist(), ballot.logprobs[row].tolist()
-    top = list(zip(support[:num_top], values, strict=False))
+    top = [(token, value) for token, value in zip(support[:num_top], values, strict=False) if token >= 0]
     return Logprobs(values[support.index(int(ballot.public[row]))], top)

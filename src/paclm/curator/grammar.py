@@ -4,8 +4,8 @@
                                       ▲
                                  advance(released token)
 
-A mask is a function of the grammar, the tokenizer and the tokens released so far, so it is public: nothing else comes in
-here. Limits count work, not time, so the same history has the same mask on every machine.
+A mask is a function of the grammar, the tokenizer and the tokens released so far, so it is public: nothing else comes
+in here. Limits count work, not time, so the same history has the same mask on every machine.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Grammar:
     text: str = field(repr=False)
 
     def __post_init__(self) -> None:
-        _check_length(self.text)
+        _check_text(self.text)
 
 
 def json_schema_grammar(schema: dict[str, Any]) -> Grammar:
@@ -72,7 +72,7 @@ def regex_grammar(pattern: str) -> Grammar:
     """Text that the whole pattern matches."""
     from llguidance import regex_to_lark
 
-    _check_length(pattern)
+    _check_text(pattern)
     return Grammar(f"start: /{regex_to_lark(pattern)}/")
 
 
@@ -85,20 +85,24 @@ def choice_grammar(values: Sequence[str]) -> Grammar:
 
 def user_grammar(text: str) -> Grammar:
     """A grammar as the caller writes it: Lark, or GBNF, whose rules have `::=`."""
-    from llguidance.gbnf_to_lark import any_to_lark
+    from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 
-    _check_length(text)
+    _check_text(text)
     if "::=" not in text:
         return Grammar(text)
     try:
-        return Grammar(any_to_lark(text))
-    except (ValueError, RecursionError):
+        return Grammar(gbnf_to_lark(text))
+    except (GbnfToLarkError, RecursionError):
         raise InvalidInput("The grammar has ::= but is no GBNF.") from None
 
 
-def _check_length(text: str) -> None:
+def _check_text(text: str) -> None:
     if not isinstance(text, str) or not 0 < len(text) <= MOST_CHARACTERS:
         raise InvalidInput(f"A grammar must have between 1 and {MOST_CHARACTERS:,} characters.")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidInput("The grammar cannot be encoded as UTF-8. Remove the lone surrogates.") from None
 
 
 class GrammarState:

@@ -9,9 +9,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import InitVar, dataclass, field
-from typing import Literal, NamedTuple, Protocol, Self, TypedDict
+from typing import Any, Literal, NamedTuple, Protocol, Self, TypedDict
 
 from paclm.config import check_temperature
+from paclm.curator.grammar import Grammar, GrammarState
 from paclm.errors import ContextExceeded, EngineError, InvalidInput
 from paclm.ledger.events import Usage
 from paclm.privacy.randomness import Coins
@@ -19,7 +20,8 @@ from paclm.privacy.randomness import Coins
 Mark = Literal["agreed", "disputed", "public", "dp"]
 """Votes all equal; votes that differ (dissent); a token of the public model after the budget was spent; or, under the
 promise `corpus`, a token of the DP adapter."""
-FinishReason = Literal["stop", "length", "cancelled"]
+FinishReason = Literal["stop", "length", "grammar", "cancelled"]
+"""`grammar`: no token was allowed next, or finding one took too much work."""
 
 MOST_LOGPROBS = 20
 """Of other tokens, at each token of an answer."""
@@ -43,6 +45,8 @@ class Options(TypedDict, total=False):
     coins_seed: int | None
     tag: str
     num_logprobs: int | None
+    grammar: Grammar | None
+    json_schema: dict[str, Any] | None
 
 
 class Limits(NamedTuple):
@@ -69,6 +73,8 @@ class Request:
     """Whose charge it is in the ledger's usage figures."""
     num_logprobs: int | None = None
     """Of how many tokens beside each one of the answer; None for none. Under the promise `corpus` only."""
+    grammar: Grammar | None = None
+    """What the answer must look like; see `Grammars.start`, which refuses what cannot be built."""
     limits: InitVar[Limits]
 
     def __post_init__(self, limits: Limits) -> None:
@@ -321,8 +327,12 @@ class TextStream:
 class Stream:
     """One answer while it grows."""
 
-    def __init__(self, request: Request, tokenizer: Tokenizer, worst_units: int = 0) -> None:
+    def __init__(
+        self, request: Request, tokenizer: Tokenizer, worst_units: int = 0, grammar: GrammarState | None = None
+    ) -> None:
         self.request = request
+        self.grammar = grammar
+        """After the tokens released so far; those of the last step may not be accepted yet."""
         self.coins = Coins(request.coins_seed)
         """At the next step to be launched."""
         self.handle: int | None = None
@@ -359,15 +369,22 @@ class Stream:
         return TextStream.rest(self._tokenizer, self.request.prompt, self.request.stop, self.tokens)
 
     def is_last(self, token: int) -> bool:
-        """Whether the stream ends with this token for certain; a stop string in its text may end it too."""
-        return token == self._end_token or len(self.tokens) + 1 == self.request.max_new_tokens
+        """Whether the stream ends with this token for certain; a stop string in its text may end it too.
+
+        Where there is a grammar, after it has followed the token.
+        """
+        is_at_end = self.grammar is not None and (self.grammar.is_complete or self.grammar.has_failed)
+        return is_at_end or token == self._end_token or len(self.tokens) + 1 == self.request.max_new_tokens
 
     def read(self, token: int, mark: Mark, units: int, logprobs: Logprobs | None = None) -> Piece:
         """Decode a token and decide from public values whether it is the last. Shows nothing yet."""
         text = self._text.push(token)
         finish_reason: FinishReason | None = None
-        if token == self._end_token or self._text.is_stopped:
+        is_complete = self.grammar is not None and self.grammar.is_complete
+        if token == self._end_token or self._text.is_stopped or is_complete:
             finish_reason = "stop"
+        elif self.grammar is not None and self.grammar.has_failed:
+            finish_reason = "grammar"
         elif self.is_last(token):
             finish_reason = "length"
         if finish_reason:

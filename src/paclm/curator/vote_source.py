@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:  # torch is loaded with the models, not on import
+    from paclm.curator.grammar import MaskArray
     from paclm.engine.determinism import FloatArray, IntArray
     from paclm.engine.engine import Ballot
 
@@ -57,8 +58,13 @@ class VoteSource(Protocol):
     def is_ready(self, handle: int) -> bool:
         """Whether the prompt is read, so that the sequence can take part in a step."""
 
-    def launch(self, handles: Sequence[int], coins: FloatArray, temperature: Sequence[float]) -> None:
-        """Begin a step of these n sequences with (n, k) coins; on a GPU it runs while the caller does other work."""
+    def launch(
+        self, handles: Sequence[int], coins: FloatArray, temperature: Sequence[float], allowed: MaskArray | None
+    ) -> None:
+        """Begin a step of these n sequences with (n, k) coins; on a GPU it runs while the caller does other work.
+
+        allowed: a bit for each token that may be voted for (`grammar.MaskArray`); None allows all.
+        """
 
     def collect(self) -> Ballot:
         """Wait for the launched step: votes on the next token, one row for each of its sequences, removed ones too."""

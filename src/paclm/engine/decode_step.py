@@ -1,9 +1,10 @@
 """One decode step of all worlds: forward pass, support, votes. Plain torch here; `graphs` replays it as a CUDA graph.
 
-    public row ──► logits over the whole vocabulary ──► support: top k, ties to the smaller token id
-    every world ─► logits of those k tokens only ─────► vote: argmax of logit + τ · coin, ties to the smaller token id
+    public row ──► logits over the whole vocabulary ──► support: top k of what the mask allows, ties to the smaller id
+    every world ─► logits of those tokens only ───────► vote: argmax of logit + τ · coin, ties to the smaller token id
 
-Coins come in as arrays; nothing here draws randomness. A vote is always a member of the support.
+Coins and masks come in as arrays; nothing here draws randomness. A vote is always a member of the support. Where a mask
+allows fewer than k tokens the support ends with -1, which is no token: no world can vote for it.
 """
 
 from __future__ import annotations
@@ -20,8 +21,12 @@ from paclm.engine.determinism import FloatArray, IntArray
 from paclm.errors import EngineError, InvalidInput
 
 TableArray = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
+MaskArray = np.ndarray[tuple[int, ...], np.dtype[np.uint32]]
+"""(n, ⌈V / 32⌉): bit t % 32 of word t // 32 is set if token t is allowed."""
 
 _LARGEST_ID = 2**31 - 1
+_FORBIDDEN = -(2**63)
+"""Below the key of every logit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +69,7 @@ class WorldsModel(Protocol):
 class StepOutput:
     """Result of one step of n sequences; the public model is the last of W."""
 
-    support: IntArray  # (n, k)
+    support: IntArray  # (n, k), -1 at the end where the mask allows fewer
     votes: IntArray  # (n, W)
     logits: Tensor  # (n, W, k), left on the device; the next step may overwrite it
     logprobs: FloatArray | None  # (n, k) of the public model inside its support; None where worlds vote beside
@@ -74,9 +79,15 @@ class DecodeStep(Protocol):
     """One step at a time, in the order of the calls: what `launch` began is computed before a later `prefill`."""
 
     def launch(
-        self, tokens: IntArray, positions: IntArray, table: TableArray, coins: FloatArray, temperature: FloatArray
+        self,
+        tokens: IntArray,
+        positions: IntArray,
+        table: TableArray,
+        coins: FloatArray,
+        temperature: FloatArray,
+        allowed: MaskArray | None,
     ) -> None:
-        """Begin a step: tokens, positions and temperatures (n,), table (n, pages), coins (n, k)."""
+        """Begin a step: tokens, positions and temperatures (n,), table (n, pages), coins (n, k); None allows all."""
 
     def collect(self) -> StepOutput:
         """The output of the launched step, rows in the order of its sequences."""
@@ -110,6 +121,7 @@ class PlainStep:
         self._model = model
         self._support_size = support_size
         self._launched: tuple[IntArray, IntArray, TableArray, FloatArray, FloatArray] | None = None
+        self._allowed: MaskArray | None = None
         self._output: StepOutput | None = None
         head = model.head
         # Logits are always float32, because bfloat16 ones have many ties. CUDA returns float32 from a bfloat16 head;
@@ -125,21 +137,35 @@ class PlainStep:
         return torch.mm(hidden, head.T, out_dtype=torch.float32)
 
     def run(
-        self, tokens: Tensor, positions: Tensor, table: Tensor, coins: Tensor, temperature: Tensor, reach: int
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        table: Tensor,
+        coins: Tensor,
+        temperature: Tensor,
+        reach: int,
+        allowed: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Support, votes, logits and logprobs from device tensors; all positions are below `reach`."""
         hidden = self._model.decode(tokens, positions, table, reach)  # (W, n, d)
         whole = self.public_logits(hidden[-1])  # (n, V)
-        support = top_tokens(whole, self._support_size)  # (n, k)
+        support = top_tokens(whole, self._support_size, allowed)  # (n, k)
         logits = support_logits(hidden, self._model.head, support)  # (n, W, k)
         logprobs = log_probabilities(logits, whole) if self._model.num_worlds == 1 else None
         return support, coupled_votes(logits, support, coins, temperature), logits, logprobs
 
     def launch(
-        self, tokens: IntArray, positions: IntArray, table: TableArray, coins: FloatArray, temperature: FloatArray
+        self,
+        tokens: IntArray,
+        positions: IntArray,
+        table: TableArray,
+        coins: FloatArray,
+        temperature: FloatArray,
+        allowed: MaskArray | None,
     ) -> None:
         """Keep the arguments: on a CPU nothing runs beside the caller, so `collect` computes."""
         self._launched = (tokens, positions, table, coins, temperature)
+        self._allowed = allowed
         self._output = None
 
     def collect(self) -> StepOutput:
@@ -173,16 +199,18 @@ class PlainStep:
             raise EngineError("No step was launched.")
         device, positions = self._model.head.device, self._launched[1]
         where, at, table, drawn, tau = (torch.from_numpy(array).to(device) for array in self._launched)
-        support, votes, logits, logs = self.run(where, at, table, drawn, tau, reach=int(positions.max()) + 1)
+        mask = None if self._allowed is None else torch.from_numpy(self._allowed.view(np.int32)).to(device)
+        reach = int(positions.max()) + 1
+        support, votes, logits, logs = self.run(where, at, table, drawn, tau, reach, mask)
         logprobs = None if logs is None else logs.cpu().numpy()
         return StepOutput(support.cpu().numpy(), votes.cpu().numpy(), logits, logprobs)
 
 
-def top_tokens(logits: Tensor, k: int) -> Tensor:
-    """Ids of the k largest logits per row, largest first; equal logits in order of token id.
+def top_tokens(logits: Tensor, k: int, allowed: Tensor | None = None) -> Tensor:
+    """Ids of the k largest allowed logits per row, largest first, then -1; equal logits in order of token id.
 
     `torch.topk` does not define the order of equal values. Value and id are packed into one integer key, so that no two
-    keys are equal and the result is the same on every device.
+    keys are equal and the result is the same on every device. allowed: (n, ⌈V / 32⌉) int32, a bit for each token.
     """
     if not 1 <= k <= logits.shape[-1]:
         raise InvalidInput(f"A support of {k} tokens is not possible with a vocabulary of {logits.shape[-1]}.")
@@ -190,13 +218,21 @@ def top_tokens(logits: Tensor, k: int) -> Tensor:
     ordered = (bits ^ ((bits >> 31) & _LARGEST_ID)).to(torch.int64)  # integers in the order of the floats
     ids = torch.arange(logits.shape[-1], device=logits.device)
     keys = (ordered << 32) | (_LARGEST_ID - ids)
-    return _LARGEST_ID - (torch.topk(keys, k, dim=-1).values & _LARGEST_ID)
+    if allowed is not None:
+        bits = (allowed[:, ids // 32] >> (ids % 32)) & 1
+        keys = torch.where(bits.bool(), keys, _FORBIDDEN)
+    best = torch.topk(keys, k, dim=-1).values
+    return torch.where(best == _FORBIDDEN, -1, _LARGEST_ID - (best & _LARGEST_ID))
 
 
 def support_logits(hidden: Tensor, head: Tensor, support: Tensor) -> Tensor:
-    """Every world's logits inside the support: hidden (W, n, d), head (V, d), support (n, k) → (n, W, k) float32."""
-    rows = head[support].float()  # (n, k, d)
-    return torch.bmm(hidden.transpose(0, 1).float(), rows.transpose(1, 2))
+    """Every world's logits inside the support: hidden (W, n, d), head (V, d), support (n, k) → (n, W, k) float32.
+
+    -inf where the support has no token.
+    """
+    rows = head[support.clamp(min=0)].float()  # (n, k, d)
+    logits = torch.bmm(hidden.transpose(0, 1).float(), rows.transpose(1, 2))
+    return logits.masked_fill_((support < 0).unsqueeze(1), -torch.inf)
 
 
 def log_probabilities(logits: Tensor, whole: Tensor) -> Tensor:

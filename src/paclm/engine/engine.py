@@ -23,6 +23,7 @@ from torch import Tensor
 from paclm.engine.block_pool import BlockPool
 from paclm.engine.decode_step import (
     DecodeStep,
+    MaskArray,
     PlainStep,
     PromptChunk,
     StepOutput,
@@ -43,7 +44,7 @@ LEAST_PART = 8
 class Ballot:
     """Every world's vote on n contexts."""
 
-    support: IntArray  # (n, k) token ids, by the public model's logits, largest first
+    support: IntArray  # (n, k) allowed token ids, by the public model's logits, largest first; then -1
     votes: IntArray  # (n, m) token ids, each in the support of its row
     public: IntArray  # (n,) the public model's vote, by the same rule and coins
     logprobs: FloatArray | None = None  # (n, k) of the public model, over the vocabulary; where no world votes beside
@@ -68,6 +69,7 @@ class Flight:
     handles: list[int]
     coins: FloatArray = field(repr=False)
     temperature: FloatArray
+    allowed: MaskArray | None = field(repr=False)
 
 
 def check_support_size(support_size: int, vocabulary: int) -> None:
@@ -187,11 +189,16 @@ class Engine:
         return handle in self._running and handle not in self._waiting
 
     def launch(
-        self, handles: Sequence[int], coins: FloatArray | None = None, temperature: float | Sequence[float] = 1.0
+        self,
+        handles: Sequence[int],
+        coins: FloatArray | None = None,
+        temperature: float | Sequence[float] = 1.0,
+        allowed: MaskArray | None = None,
     ) -> None:
         """Begin a step of these sequences, whose prompts are read; on a GPU it runs while the caller does other work.
 
-        coins: (n, k) Gumbel, one row per sequence, or None for greedy votes.
+        coins: (n, k) Gumbel, one row per sequence, or None for greedy votes. allowed: the tokens that may be voted for,
+        a bit for each (see `MaskArray`); at least one in every row.
         """
         if self._flight is not None:
             raise EngineError("A step is in flight. Collect it before launching the next one.")
@@ -206,7 +213,7 @@ class Engine:
         if coins is not None:
             drawn[:] = _checked_coins(coins, drawn.shape)
             tau[:] = _checked_temperature(temperature)
-        flight = Flight(list(handles), drawn, tau)
+        flight = Flight(list(handles), drawn, tau, _checked_mask(allowed, n, self.vocabulary))
         self._launch(flight)
         self._flight = flight
 
@@ -219,7 +226,12 @@ class Engine:
         table = self._table[rows, : self._pool.needed(int(positions.max()) + 1)] * is_running[:, None]
         with self._step_memory(len(rows)):
             self._step.launch(
-                self._last[rows] * is_running, positions, table.astype(np.int32), flight.coins, flight.temperature
+                self._last[rows] * is_running,
+                positions,
+                table.astype(np.int32),
+                flight.coins,
+                flight.temperature,
+                flight.allowed,
             )
 
     def collect(self) -> Ballot:
@@ -232,12 +244,13 @@ class Engine:
         handles: Sequence[int] | None = None,
         coins: FloatArray | None = None,
         temperature: float | Sequence[float] = 1.0,
+        allowed: MaskArray | None = None,
     ) -> Ballot:
         """Every world's vote on the next token of these sequences (default: all), in the order given.
 
         Reads prompts that are not read yet. Repeating a step gives the same votes.
         """
-        self._launch_read(handles, coins, temperature)
+        self._launch_read(handles, coins, temperature, allowed)
         return self.collect()
 
     def scores(self, handles: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
@@ -458,13 +471,17 @@ class Engine:
             ) from error
 
     def _launch_read(
-        self, handles: Sequence[int] | None, coins: FloatArray | None, temperature: float | Sequence[float]
+        self,
+        handles: Sequence[int] | None,
+        coins: FloatArray | None,
+        temperature: float | Sequence[float],
+        allowed: MaskArray | None = None,
     ) -> None:
         """Launch a step of these sequences (default: all), after their prompts are read."""
         chosen = list(self._running if handles is None else handles)
         while not self._waiting.keys().isdisjoint(chosen):
             self.prefill()
-        self.launch(chosen, coins, temperature)
+        self.launch(chosen, coins, temperature, allowed)
 
     def _collect(self) -> StepOutput:
         """Nothing was drawn for a step that is not collected: if a worker is lost, it is computed again."""
@@ -540,3 +557,18 @@ def _checked_temperature(temperature: float | Sequence[float]) -> np.ndarray[tup
     if not (np.isfinite(tau).all() and (tau >= 0).all()):
         raise InvalidInput(f"temperature must be a number of at least 0, not {temperature!r}.")
     return tau
+
+
+def _checked_mask(allowed: MaskArray | None, n: int, vocabulary: int) -> MaskArray | None:
+    """A copy without bits beyond the vocabulary."""
+    if allowed is None:
+        return None
+    mask, shape = np.array(allowed), (n, -(-vocabulary // 32))
+    if mask.shape != shape or mask.dtype != np.uint32:
+        raise InvalidInput(
+            f"A mask must be uint32 of shape {shape}, a bit for each token, not {mask.dtype} {mask.shape}."
+        )
+    mask[:, -1] &= np.uint32(2 ** (vocabulary - 32 * (shape[1] - 1)) - 1)
+    if not mask.any(axis=1).all():
+        raise InvalidInput("A mask allows no token. End that sequence instead.")
+    return mask

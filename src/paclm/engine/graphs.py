@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paclm.engine.decode_step import PlainStep, PromptChunk, StepOutput, TableArray, log_probabilities
+from paclm.engine.decode_step import MaskArray, PlainStep, PromptChunk, StepOutput, TableArray, log_probabilities
 from paclm.engine.determinism import FloatArray, IntArray
 from paclm.engine.fused import FusedModel, lay_out, most_parts, views_of
 from paclm.engine.kernels.ballots import cast_votes, public_keys
@@ -29,33 +29,40 @@ _PROMPT_SIZES = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2
 class FusedStep(PlainStep):
     """The step with logits, support and votes by kernels."""
 
-    def outcome(self, integers: Tensor, numbers: Tensor, reach: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    def outcome(
+        self, integers: Tensor, numbers: Tensor, allowed: Tensor, reach: int
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         """integers (2 + pages, n): tokens, positions and blocks; numbers (n, k + 1): coins and temperature.
 
+        allowed (n, ⌈V / 32⌉): a bit for each token.
         Returns support and votes in one tensor (n, k + W) int32, logits (n, W, k), and logprobs (n, k) if W is 1.
         """
         hidden = self._model.decode(integers[0], integers[1], integers[2:].T, reach)  # (W, n, d)
-        support = support_of(*public_keys(hidden[-1], self._model.head), self._support_size)
+        support = support_of(*public_keys(hidden[-1], self._model.head, allowed), self._support_size)
         outcome, logits = cast_votes(hidden, self._model.head, support, numbers)
         is_alone = self._model.num_worlds == 1
         return outcome, logits, log_probabilities(logits, self.public_logits(hidden[-1])) if is_alone else None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepRecording:
     """The graph of a decode step with the tensors it reads and writes."""
 
     graph: torch.cuda.CUDAGraph
     integers: Tensor
     numbers: Tensor
+    allowed: Tensor
     outcome: Tensor
     logits: Tensor
     logprobs: Tensor | None
     staged_integers: Tensor
     staged_numbers: Tensor
+    staged_allowed: Tensor
     staged_outcome: Tensor
     staged_logprobs: Tensor | None
     done: torch.cuda.Event
+    is_masked: bool = False
+    """`allowed` is that of an earlier step, and not all ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +117,13 @@ class GraphStep:
 
     @torch.inference_mode()
     def launch(
-        self, tokens: IntArray, positions: IntArray, table: TableArray, coins: FloatArray, temperature: FloatArray
+        self,
+        tokens: IntArray,
+        positions: IntArray,
+        table: TableArray,
+        coins: FloatArray,
+        temperature: FloatArray,
+        allowed: MaskArray | None,
     ) -> None:
         n, k, pages = len(tokens), self._support_size, table.shape[1]
         recording = self._step_recording(padded(n), int(positions.max()) + 1)
@@ -120,6 +133,13 @@ class GraphStep:
         numbers[:n, :k], numbers[:n, k] = coins, temperature
         recording.integers[: 2 + pages].copy_(recording.staged_integers[: 2 + pages], non_blocking=True)
         recording.numbers.copy_(recording.staged_numbers, non_blocking=True)
+        if allowed is not None or recording.is_masked:
+            masks = recording.staged_allowed.numpy()
+            masks[:] = -1
+            if allowed is not None:
+                masks[:n] = allowed.view(np.int32)
+            recording.allowed.copy_(recording.staged_allowed, non_blocking=True)
+            recording.is_masked = allowed is not None
         recording.graph.replay()
         recording.staged_outcome.copy_(recording.outcome, non_blocking=True)
         if recording.logprobs is not None and recording.staged_logprobs is not None:
@@ -148,11 +168,14 @@ class GraphStep:
         device, k = self._model.head.device, self._support_size
         integers = torch.zeros(2 + self._pages, n, dtype=torch.int32, device=device)
         numbers = torch.zeros(n, k + 1, device=device)
-        graph, (outcome, logits, logprobs) = self._record(lambda: self._step.outcome(integers, numbers, reach))
+        words = -(-self._model.head.shape[0] // 32)
+        allowed = torch.full((n, words), -1, dtype=torch.int32, device=device)
+        graph, (outcome, logits, logprobs) = self._record(lambda: self._step.outcome(integers, numbers, allowed, reach))
         return StepRecording(
-            graph, integers, numbers, outcome, logits, logprobs,
+            graph, integers, numbers, allowed, outcome, logits, logprobs,
             torch.zeros(integers.shape, dtype=torch.int32, pin_memory=True),
             torch.zeros(n, k + 1, pin_memory=True),
+            torch.zeros(n, words, dtype=torch.int32, pin_memory=True),
             torch.zeros(n, outcome.shape[1], dtype=torch.int32, pin_memory=True),
             None if logprobs is None else torch.zeros(n, k, pin_memory=True),
             torch.cuda.Event(),  # type: ignore[no-untyped-call]

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from paclm.errors import EngineError, InvalidInput
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Changes with the meaning of messages: rank 0 and a worker of another one refuse each other."""
 FRAME = 2**20
 _MOST_BYTES = 2**34

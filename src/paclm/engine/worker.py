@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
 _WAIT_SECONDS = 600.0
 """For rank 0 to start."""
-_STEP_ARRAYS = 5
-"""Tokens, positions, table, coins, temperatures; a further one changes `PROTOCOL`."""
+_STEP_ARRAYS = 6
+"""Tokens, positions, table, coins, temperatures, mask; a further one changes `PROTOCOL`."""
 _SILENT = 3.0
 """A host of rank 0 that has not answered for so many times `timeout_seconds` is gone."""
 _TELL_SECONDS = 5.0
@@ -131,7 +131,9 @@ class Worker:
             case Order.STEP:
                 if len(arrays) != _STEP_ARRAYS:
                     raise EngineError(f"Rank 0 sent a step of {len(arrays)} arrays, not {_STEP_ARRAYS}.")
-                step.launch(*arrays)
+                tokens, positions, table, coins, temperature, mask = arrays
+                allowed = mask.view(np.uint32) if mask.size else None
+                step.launch(tokens, positions, table, coins, temperature, allowed)
                 self._output = step.collect()
                 votes = self._output.votes[:, : self._size].astype(np.int32)
                 self._wire.send(Order.ANSWER, number, [digest_of(self._output), votes])

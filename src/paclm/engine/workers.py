@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from paclm.engine.adapters import AdapterStack
-from paclm.engine.decode_step import DecodeStep, PromptChunk, StepOutput, TableArray
+from paclm.engine.decode_step import DecodeStep, MaskArray, PromptChunk, StepOutput, TableArray
 from paclm.engine.determinism import FloatArray, IntArray
 from paclm.engine.rendezvous import Rendezvous, check_workers
 from paclm.engine.wire import (
@@ -54,6 +54,8 @@ _LOCAL = Rendezvous("127.0.0.1", 0)
 _RESTARTS = 5
 """In a row, after which a worker that is lost again and again is given up."""
 _END_SECONDS = 5.0
+NO_MASK = np.zeros((0, 0), dtype=np.int32)
+"""In the place of a step's mask: every token is allowed."""
 _MOST_REASON = 2000
 """Bytes of a worker's reason that are shown."""
 
@@ -371,10 +373,17 @@ class DistributedStep:
         self._number = 0  # of the step in flight
 
     def launch(
-        self, tokens: IntArray, positions: IntArray, table: TableArray, coins: FloatArray, temperature: FloatArray
+        self,
+        tokens: IntArray,
+        positions: IntArray,
+        table: TableArray,
+        coins: FloatArray,
+        temperature: FloatArray,
+        allowed: MaskArray | None,
     ) -> None:
-        self._number = self._order(Order.STEP, [tokens, positions, table, coins, temperature])
-        self._step.launch(tokens, positions, table, coins, temperature)
+        mask = NO_MASK if allowed is None else allowed.view(np.int32)
+        self._number = self._order(Order.STEP, [tokens, positions, table, coins, temperature, mask])
+        self._step.launch(tokens, positions, table, coins, temperature, allowed)
 
     def collect(self) -> StepOutput:
         """The ballot of all worlds. `logits` are of this rank only: see `logits`."""
@@ -446,8 +455,8 @@ def are_inside(votes: IntArray, support: IntArray) -> bool:
     size = int(support.max(initial=-1)) + 1
     if votes.size and not 0 <= votes.min() <= votes.max() < size:
         return False
-    is_allowed = np.zeros((len(support), size), dtype=bool)
-    np.put_along_axis(is_allowed, support, True, 1)
+    is_allowed = np.zeros((len(support), size + 1), dtype=bool)
+    np.put_along_axis(is_allowed, support, True, 1)  # -1, which is no token, marks the last column, which is no vote
     return bool(np.take_along_axis(is_allowed, votes, 1).all())
 
 

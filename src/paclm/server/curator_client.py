@@ -128,7 +128,18 @@ class DecoderClient(asyncio.Protocol):
         self._next_stream += len(requests)
         into += map(Transcript, requests)
         self._open.update((first + n, (subscriber, n, transcript)) for n, transcript in enumerate(into))
-        rows = [(r.prompt, r.max_new_tokens, r.temperature, r.stop, r.coins_seed, r.num_logprobs) for r in requests]
+        rows = [
+            (
+                r.prompt,
+                r.max_new_tokens,
+                r.temperature,
+                r.stop,
+                r.coins_seed,
+                r.num_logprobs,
+                r.grammar and r.grammar.text,
+            )
+            for r in requests
+        ]
         try:
             await self._call("admit", requests[0].tag, first, rows)
         except BaseException:

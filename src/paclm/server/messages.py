@@ -73,6 +73,7 @@ class Wanted(NamedTuple):
     stop: list[str]
     coins_seed: int | None
     num_logprobs: int | None
+    grammar: str | None
 
 
 class Ready(NamedTuple):
@@ -234,6 +235,6 @@ def read(message: Any) -> FrontMessage:
 
 def _is_wanted(row: Any) -> bool:
     match row:
-        case [list(), int(), int() | float(), list(), int() | None, int() | None]:
+        case [list(), int(), int() | float(), list(), int() | None, int() | None, str() | None]:
             return True
     return False

@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar
 
 from paclm.curator.curator import Curator
 from paclm.curator.dp_decoder import DpDecoder
+from paclm.curator.grammar import Grammar
 from paclm.curator.promises import NOTHING_PROMISED
 from paclm.curator.streams import Stream
 from paclm.errors import BudgetExceeded, InvalidInput, LedgerError
@@ -333,6 +334,7 @@ class Scheduler:
                     coins_seed=answer.coins_seed,
                     tag=owner,
                     num_logprobs=answer.num_logprobs,
+                    grammar=None if answer.grammar is None else Grammar(answer.grammar),
                 )
                 for answer in wanted
             ]

@@ -1,6 +1,7 @@
 """The two ends of a ballot; plain twins: `top_tokens` (its keys) and `support_logits` with `coupled_votes`.
 
-`public_keys`: the public model's logits over the whole vocabulary, packed with the token id into one sortable integer.
+`public_keys`: the public model's logits over the whole vocabulary, packed with the token id into one sortable integer;
+those of tokens that the mask forbids are below all others.
 `cast_votes`: every world's logits inside the support, the shared coins added, the best token of each.
 """
 
@@ -12,12 +13,12 @@ import triton.language as tl
 from torch import Tensor
 
 from paclm.engine.kernels.products import precision_of
-from paclm.engine.kernels.selection import GROUP
+from paclm.engine.kernels.selection import FORBIDDEN, GROUP
 
 
 @triton.jit
 def _keys(
-    hidden, head, keys, largest, sequences, size, vocabulary,
+    hidden, head, allowed, keys, largest, sequences, size, vocabulary, words, LEAST: tl.constexpr,
     PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SMALL: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0) * BN + tl.arange(0, BN)
@@ -35,9 +36,11 @@ def _keys(
     bits = (acc + 0.0).to(tl.int32, bitcast=True)
     ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
     packed = (ordered << 32) | (0x7FFFFFFF - n).to(tl.int64)[None, :]
+    place = allowed + m.to(tl.int64)[:, None] * words + (n // 32)[None, :]
+    word = tl.load(place, mask=row_ok[:, None] & col_ok[None, :], other=0)
+    packed = tl.where(((word >> (n % 32)[None, :]) & 1) != 0, packed, LEAST)
     place = keys + m.to(tl.int64)[:, None] * vocabulary + n[None, :]
     tl.store(place, packed, mask=row_ok[:, None] & col_ok[None, :])
-    packed = tl.where(col_ok[None, :], packed, -9223372036854775808)
     best = tl.max(tl.reshape(packed, (BM, BN // SMALL, SMALL)), 2)
     groups = tl.cdiv(vocabulary, SMALL)
     group = tl.program_id(0) * (BN // SMALL) + tl.arange(0, BN // SMALL)
@@ -54,8 +57,9 @@ def _vote(
     w = tl.program_id(1) * BW + tl.arange(0, BW)
     c = tl.arange(0, BS)
     world_ok = w < worlds
-    in_support = c < support_size
-    ids = tl.load(support + i * support_size + c, mask=in_support, other=0)
+    written_ids = tl.load(support + i * support_size + c, mask=c < support_size, other=-1)
+    in_support = written_ids >= 0  # -1: the mask allows fewer tokens
+    ids = tl.where(in_support, written_ids, 0)
     acc = tl.zeros((BW, BS), tl.float32)
     for start in range(0, size, BK):
         k = start + tl.arange(0, BK)
@@ -65,28 +69,33 @@ def _vote(
         e = tl.load(head + ids[None, :] * size + k[:, None], mask=in_support[None, :] & deep[:, None], other=0.0)
         acc = tl.dot(h, e, acc, input_precision=PRECISION)
     place = (i * worlds + w).to(tl.int64)
-    ok = world_ok[:, None] & in_support[None, :]
+    ok = world_ok[:, None] & (c < support_size)[None, :]
+    acc = tl.where(in_support[None, :], acc, -float("inf"))
     tl.store(logits + place[:, None] * support_size + c[None, :], acc, mask=ok)
     u = tl.load(numbers + i * (support_size + 1) + c, mask=in_support, other=0.0)
     tau = tl.load(numbers + i * (support_size + 1) + support_size)
     score = tl.where(in_support[None, :], acc + tau * u[None, :], -float("inf"))
     tied = (score == tl.max(score, 1)[:, None]) & in_support[None, :]
-    choice = tl.min(tl.where(tied, ids[None, :], 0x7FFFFFFF), 1)
+    choice = tl.min(tl.where(tied, ids[None, :], 0x7FFFFFFF), 1)  # no token id if the support is empty
     written = outcome + i * (support_size + worlds)
     tl.store(written + support_size + w, choice.to(tl.int32), mask=world_ok)
-    tl.store(written + c, ids.to(tl.int32), mask=in_support & (tl.program_id(1) == 0))
+    is_first = c + tl.program_id(1) * support_size < support_size  # one program writes the support
+    tl.store(written + c, written_ids.to(tl.int32), mask=is_first)
 
 
 def public_keys(
-    hidden: Tensor, head: Tensor, columns: int = 64, depth: int = 64, num_warps: int = 4
+    hidden: Tensor, head: Tensor, allowed: Tensor, columns: int = 64, depth: int = 64, num_warps: int = 4
 ) -> tuple[Tensor, Tensor]:
-    """hidden (n, d), head (V, d) → keys (n, V) int64, unique, largest for the best token; the largest of each group."""
+    """hidden (n, d), head (V, d) → keys (n, V) int64, unique, largest for the best token; the largest of each group.
+
+    allowed: (n, ⌈V / 32⌉) int32, a bit for each token; the keys of others are `FORBIDDEN`.
+    """
     (n, size), vocabulary = hidden.shape, head.shape[0]
     keys = hidden.new_empty((n, vocabulary), dtype=torch.int64)
     largest = hidden.new_empty((n, triton.cdiv(vocabulary, GROUP)), dtype=torch.int64)
     rows = 16 if n <= 16 else 64
     _keys[(triton.cdiv(vocabulary, columns), triton.cdiv(n, rows))](
-        hidden, head, keys, largest, n, size, vocabulary,
+        hidden, head, allowed, keys, largest, n, size, vocabulary, allowed.shape[1], LEAST=FORBIDDEN,
         PRECISION=precision_of(head.dtype), BM=rows, BN=columns, BK=depth, SMALL=GROUP, num_warps=num_warps,
     )  # fmt: skip
     return keys, largest

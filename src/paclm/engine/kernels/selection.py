@@ -2,7 +2,8 @@
 
 Keys come with the largest of every small group. The k-th largest of those is a bound that at least k keys reach and few
 others do. Keys that reach it are laid side by side, in whatever order, and each finds its place by counting how many
-are larger: keys are unique, so the answer does not depend on that order.
+are larger: keys are unique, so the answer does not depend on that order. Keys of tokens that a mask forbids are passed
+over; where fewer than k are left, the support ends with -1.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from torch import Tensor
 
 GROUP = 32
 """Keys per group"""
+FORBIDDEN = -(2**63)
+"""The key of a token that the mask forbids; below the key of every logit."""
 
 
 @triton.jit
@@ -34,12 +37,12 @@ def _bound(largest, bounds, counts, groups, k, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _gather(keys, bounds, counts, chosen, width, BLOCK: tl.constexpr):
+def _gather(keys, bounds, counts, chosen, width, LEAST: tl.constexpr, BLOCK: tl.constexpr):
     """Lay the keys of one block that reach the bound behind those of the other blocks."""
     row = tl.program_id(1).to(tl.int64)
     c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(keys + row * width + c, mask=c < width, other=-9223372036854775808)
-    reaches = ((x >> 32) >= tl.load(bounds + row)) & (c < width)
+    x = tl.load(keys + row * width + c, mask=c < width, other=LEAST)
+    reaches = ((x >> 32) >= tl.load(bounds + row)) & (x != LEAST)
     before = tl.cumsum(reaches.to(tl.int32), 0)
     first = tl.atomic_add(counts + row, tl.sum(reaches.to(tl.int32), 0))
     tl.store(chosen + row * width + first + before - 1, x, mask=reaches)
@@ -64,14 +67,16 @@ def _place(chosen, counts, support, width, k, BLOCK: tl.constexpr, STEP: tl.cons
 def support_of(keys: Tensor, largest: Tensor, k: int) -> Tensor:
     """keys (n, V) int64, no two equal in a row, and the largest of each group (n, V / GROUP) → token ids (n, k).
 
-    In the order of their keys, largest first.
+    In the order of their keys, largest first; -1 at the end where fewer than k are allowed.
     """
     n, width = keys.shape
     groups = largest.shape[1]
     bounds = torch.empty(n, dtype=torch.int64, device=keys.device)
     counts = torch.empty(n, dtype=torch.int32, device=keys.device)
-    chosen, support = torch.empty_like(keys), keys.new_empty((n, k))
+    chosen, support = torch.empty_like(keys), keys.new_full((n, k), -1)
     _bound[(n,)](largest, bounds, counts, groups, k, BLOCK=triton.next_power_of_2(groups), num_warps=4)
-    _gather[(triton.cdiv(width, 1024), n)](keys, bounds, counts, chosen, width, BLOCK=1024, num_warps=4)
+    _gather[(triton.cdiv(width, 1024), n)](
+        keys, bounds, counts, chosen, width, LEAST=FORBIDDEN, BLOCK=1024, num_warps=4
+    )
     _place[(8, n)](chosen, counts, support, width, k, BLOCK=64, STEP=128, num_warps=4)
     return support
