@@ -1,9 +1,12 @@
 """Forced choice: does an answer that is limited to a few values say more about the corpus than free text?
 
-Prefixes of a record are prompted for one token. In free text a caller sees whether it is the record's own next token; in
-a forced choice (`enum`, a grammar) the answer is limited to that token and decoys to which the public model gives about
-the same probability, other decoys in every draw. The same prefixes, the same number of queries; members are records of
-the corpus, others are held-out records. Each query is answered under a uniform belief against one secret, as in `meter`.
+Prefixes of a record are prompted for one token. In free text a caller sees whether it is the record's own next token. In
+a forced choice (`enum`, a grammar) the answer is limited: to that token and decoys to which the public model gives about
+the same probability, or a little more, others in every draw; to the record's next words and those of another record; to
+true or false. Where two texts differ, one token decides: what follows it is fixed, so one token is released everywhere.
+
+The same prefixes, the same number of queries; members are records of the corpus, others are held-out records. Each query
+is answered under a uniform belief against one secret, as in `meter`.
 
 The public model is the null check: it has seen no record, so it must not separate members from others.
 """
@@ -35,10 +38,11 @@ from paclm.worlds.layout import adapters_file
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from paclm.curator.grammar import Grammars, MaskArray
     from paclm.engine.engine import Engine
 
 PER_TOKEN = 2.0**-16
-FREE, BOOLEAN = "free text", "boolean"
+FREE, TEXTS, BOOLEAN = "free text", "2 texts", "boolean"
 _TOGETHER = 4096  # releases at a time
 _FEWEST = 16  # tokens of a record that is attacked
 _ALARM = 4.0  # standard errors
@@ -51,14 +55,16 @@ class ChoicesScale:
     stride: int  # every prefix, every second one …
     draws: int  # queries of each prefix, with fresh coins and other decoys
     choices: tuple[int, ...]  # values of a forced choice, the true one included
+    margins: tuple[float, ...]  # of two tokens: by how many nats the public model prefers the decoy
+    words: int  # tokens of each of two texts
     sequences: int  # records in a part: what a stopped run repeats
 
 
 class Question(NamedTuple):
-    """What is asked at n prefixes: the tokens that may be voted for, and the one that is looked for."""
+    """What is asked at n prefixes: the tokens that may be voted for, and those that are looked for."""
 
-    support: Tensor  # (n, c) by public logit, largest first
-    truth: Tensor  # (n,)
+    support: Tensor  # (n, c) by public logit, largest first, then −1
+    wanted: Tensor  # (n, w) padded by −2
 
 
 def run(lab: Lab, scale: ChoicesScale) -> Findings:
@@ -79,44 +85,79 @@ def run(lab: Lab, scale: ChoicesScale) -> Findings:
     return Findings(_score(lab, scale, candidates, observed), _notes(lab, candidates, scale))
 
 
-def asked_in(scale: ChoicesScale) -> list[str]:
-    """The questions, as rows name them."""
-    return [FREE, *(f"{size} tokens" for size in scale.choices), BOOLEAN]
+def asked_in(scale: ChoicesScale) -> dict[str, tuple[int, float] | None]:
+    """The questions as rows name them, with the number of values and the margin of a forced choice."""
+    forced = {f"{size} tokens": (size, 0.0) for size in scale.choices}
+    forced |= {f"2 tokens, decoy {margin:g} nats ahead": (2, margin) for margin in scale.margins}
+    return {FREE: None, **forced, TEXTS: None, BOOLEAN: None}
 
 
 def _observe(lab: Lab, scale: ChoicesScale, start: int, some: list[list[int]]) -> Arrays:
     """How often each answer was the one looked for: counts (n,) by decoder, question and source; public features."""
     single = [name for name in ("dp", "full") if adapters_file(name) in lab.workspace.manifest.adapters]
     engine = lab.engine(lab.worlds_name, *single, context=max(scale.tokens, _FEWEST))
-    words = _boolean_tokens(lab)
-    ballots: dict[str, list[IntArray]] = {}
-    record, features = [], []
+    ask = _Asker(lab, scale, engine, some)
     coins = {d.name: Coins(lab.seed_for("choices", "coins", d.name, start)) for d in (GREEDY, GUMBEL)}
+    ballots: dict[str, list[Ballots]] = {}
+    chances: dict[str, list[FloatArray]] = {}
+    record, features = [], []
     for number, tokens in enumerate(some):
-        for hidden, log_public, truth, place in _prefixes(engine, tokens, scale.stride):
-            near = decoys(log_public, truth, scale.draws * (max(scale.choices) - 1))
-            record.append(np.full(len(truth), start + number))
-            features.append(_features(log_public, truth, place))
-            for asked in asked_in(scale):
-                chances = []
-                for draw in range(scale.draws):
-                    question = _ask(engine, asked, hidden, log_public, truth, near, words, draw)
-                    chances.append(_chance(log_public, question))
-                    for decoding in (GREEDY, GUMBEL):
-                        votes = restricted_votes(engine, hidden, question.support, decoding, coins[decoding.name])
-                        kept = np.column_stack([votes, question.truth.cpu().numpy()])
-                        ballots.setdefault(f"{decoding.name}|{asked}|{draw}", []).append(kept)
-                ballots.setdefault(f"chance|{asked}", []).append(np.mean(chances, axis=0))
-    joined = {name: np.concatenate(values) for name, values in ballots.items()}
-    counts = _counts(lab, scale, single, joined, start)
-    chance = {f"chance|{asked}": joined[f"chance|{asked}"] for asked in asked_in(scale)}
-    return {**counts, **chance, "record": np.concatenate(record), "features": np.concatenate(features)}
+        for prefixes in _prefixes(engine, number, tokens, scale.stride):
+            record.append(np.full(len(prefixes.truth), start + number))
+            features.append(_features(prefixes))
+            for asked, questions in ask.all(prefixes):
+                chances.setdefault(asked, []).append(np.mean([_chance(prefixes, q) for q in questions], axis=0))
+                for decoding in (GREEDY, GUMBEL):
+                    for question in questions:
+                        votes = restricted_votes(engine, prefixes.hidden, question.support, decoding, coins[decoding.name])
+                        wanted = question.wanted.cpu().numpy()
+                        ballots.setdefault(f"{decoding.name}|{asked}", []).append(Ballots(votes, wanted))
+    found: Arrays = {"record": np.concatenate(record), "features": np.concatenate(features)}
+    found |= {f"chance|{asked}": np.concatenate(values) for asked, values in chances.items()}
+    for name, given in ballots.items():
+        seed = lab.seed_for("choices", "noise", name, start)
+        for source, hits in _hits(lab, single, _joined(given), seed).items():
+            counts = np.zeros(len(found["record"]), dtype=np.int32)
+            np.add.at(counts, _rows_of(given, scale.draws), hits)
+            found[f"{name}|{source}"] = counts
+    return found
 
 
-def _prefixes(
-    engine: Engine, tokens: Sequence[int], stride: int
-) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """Every stride-th prefix: hidden states (W, c, d), the public model's log probabilities (c, V), next token, place."""
+class Prefixes(NamedTuple):
+    """Some prefixes of one record."""
+
+    hidden: Tensor  # (W, c, d) of all worlds, the public model last
+    log_public: Tensor  # (c, V) the public model's log probabilities of the next token
+    truth: Tensor  # (c,) the record's next token
+    length: Tensor  # (c,) tokens of the prefix
+    number: int  # of the record in its part
+
+
+class Ballots(NamedTuple):
+    """Votes on one question at n prefixes."""
+
+    votes: IntArray  # (n, W) the public model last
+    wanted: IntArray  # (n, w)
+
+
+def _joined(given: Sequence[Ballots]) -> Ballots:
+    widest = max(one.wanted.shape[1] for one in given)
+    wanted = [np.pad(one.wanted, ((0, 0), (0, widest - one.wanted.shape[1])), constant_values=-2) for one in given]
+    return Ballots(np.concatenate([one.votes for one in given]), np.concatenate(wanted))
+
+
+def _rows_of(given: Sequence[Ballots], draws: int) -> IntArray:
+    """Which prefix of the part each row belongs to; the draws of the same prefixes follow one another."""
+    rows, first = [], 0
+    for at in range(0, len(given), draws):
+        size = len(given[at].votes)
+        rows += [np.arange(first, first + size)] * draws
+        first += size
+    return np.concatenate(rows)
+
+
+def _prefixes(engine: Engine, number: int, tokens: Sequence[int], stride: int) -> Iterator[Prefixes]:
+    """Every stride-th prefix of a record, in chunks."""
     import torch
 
     targets = torch.tensor(list(tokens[1:]), device=engine.head.device)
@@ -125,38 +166,85 @@ def _prefixes(
         kept = torch.nonzero(at % stride == stride - 1)[:, 0]
         if len(kept):
             part = hidden[:, kept]
-            yield part, engine.whole_logits(part[-1:])[0].log_softmax(-1), targets[at[kept]], at[kept] + 1
+            log_public = engine.whole_logits(part[-1:])[0].log_softmax(-1)
+            yield Prefixes(part, log_public, targets[at[kept]], at[kept] + 1, number)
 
 
-def decoys(log_public: Tensor, truth: Tensor, count: int) -> Tensor:
-    """Tokens whose public probability is nearest to that of the true one, nearest first: (c, V), (c,) → (c, count)."""
+class _Asker:
+    """All questions at some prefixes, as many draws of each."""
+
+    def __init__(self, lab: Lab, scale: ChoicesScale, engine: Engine, some: list[list[int]]) -> None:
+        from paclm.curator.grammar import Grammars
+
+        self._scale, self._engine, self._some, self._tokenizer = scale, engine, some, lab.tokenizer
+        self._grammars = Grammars(lab.tokenizer, engine.vocabulary)
+        first = [int(lab.tokenizer.encode(text, add_special_tokens=False)[0]) for text in ("true", "false")]
+        self._true, self._false = first
+
+    def all(self, prefixes: Prefixes) -> Iterator[tuple[str, list[Question]]]:
+        """Each question by name, once for every draw."""
+        import torch
+
+        draws, log_public = self._scale.draws, prefixes.log_public
+        for asked, forced in asked_in(self._scale).items():
+            if forced is not None:
+                yield asked, forced_questions(log_public, prefixes.truth, *forced, draws)
+            elif asked == TEXTS:
+                yield asked, [self._texts(prefixes)] * draws
+            elif asked == BOOLEAN:
+                pair = torch.tensor([self._true, self._false], device=log_public.device).expand(len(log_public), 2)
+                yield asked, [Question(by_logit(log_public, pair), pair[:, :1])] * draws
+            else:
+                support = self._engine.restricted(prefixes.hidden)[0]
+                yield asked, [Question(support, prefixes.truth[:, None])] * draws
+
+    def _texts(self, prefixes: Prefixes) -> Question:
+        """The record's next words or those of the next record of the part, through the grammar of a choice."""
+        import torch
+
+        from paclm.engine.decode_step import top_tokens
+
+        own, other = self._some[prefixes.number], self._some[(prefixes.number + 1) % len(self._some)]
+        masks, wanted = [], []
+        for length in prefixes.length.tolist():
+            start = min(length, len(other) - self._scale.words)
+            true, false = (self._text(tokens[at : at + self._scale.words]) for tokens, at in ((own, length), (other, start)))
+            mask, decides = first_tokens(self._grammars, true, false)
+            masks.append(mask)
+            wanted.append(decides)
+        widest = max(map(len, wanted))
+        device = prefixes.truth.device
+        allowed = torch.from_numpy(np.stack(masks).view(np.int32)).to(device)
+        support = top_tokens(prefixes.log_public, self._engine.support_size, allowed)
+        padded = [[*tokens, *[-2] * (widest - len(tokens))] for tokens in wanted]
+        support = support[:, : int((support >= 0).sum(1).max())]
+        return Question(support, torch.tensor(padded, device=device).reshape(len(padded), widest))
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(tokens)
+        return text
+
+
+def first_tokens(grammars: Grammars, true: str, false: str) -> tuple[MaskArray, list[int]]:
+    """The mask of the first token of one of two texts, and the tokens that leave only the true one.
+
+    Texts that are equal, or of which one begins the other, decide nothing.
+    """
+    from paclm.curator.grammar import choice_grammar
+
+    masks = [grammars.start(choice_grammar(texts)).allowed for texts in ([true, false], [true], [false])]
+    bits = [np.unpackbits(mask.view(np.uint8), bitorder="little") for mask in masks]
+    return masks[0], np.flatnonzero(bits[1] & ~bits[2]).tolist()
+
+
+def forced_questions(log_public: Tensor, truth: Tensor, size: int, margin: float, draws: int) -> list[Question]:
+    """The true token among decoys, other ones in every draw, whose log probabilities are nearest to its own + margin."""
     import torch
 
-    own = log_public.gather(1, truth[:, None])
-    distance = (log_public - own).abs().scatter(1, truth[:, None], torch.inf)
-    return distance.topk(count, dim=1, largest=False).indices
-
-
-def _ask(
-    engine: Engine,
-    asked: str,
-    hidden: Tensor,
-    log_public: Tensor,
-    truth: Tensor,
-    near: Tensor,
-    words: tuple[int, int],
-    draw: int,
-) -> Question:
-    import torch
-
-    if asked == FREE:
-        return Question(engine.restricted(hidden)[0], truth)
-    if asked == BOOLEAN:
-        pair = torch.tensor(words, device=truth.device).expand(len(truth), 2)
-        return Question(by_logit(log_public, pair), pair[:, 0])
-    size = int(asked.split()[0])
-    values = torch.cat([truth[:, None], near[:, draw * (size - 1) : (draw + 1) * (size - 1)]], 1)
-    return Question(by_logit(log_public, values), truth)
+    own = truth[:, None]
+    distance = (log_public - log_public.gather(1, own) - margin).abs().scatter(1, own, torch.inf)
+    near = distance.topk(draws * (size - 1), dim=1, largest=False).indices.split(size - 1, dim=1)
+    return [Question(by_logit(log_public, torch.cat([own, decoys], 1)), own) for decoys in near]
 
 
 def by_logit(log_public: Tensor, values: Tensor) -> Tensor:
@@ -182,54 +270,40 @@ def restricted_votes(engine: Engine, hidden: Tensor, support: Tensor, decoding: 
     return votes
 
 
-def _chance(log_public: Tensor, question: Question) -> FloatArray:
-    """How likely the public model gives the token looked for, among those allowed: (n,)."""
-    inside = log_public.gather(1, question.support).softmax(1) * (question.support == question.truth[:, None])
-    chance: FloatArray = inside.sum(1).double().cpu().numpy()
+def _chance(prefixes: Prefixes, question: Question) -> FloatArray:
+    """How likely the public model gives what is looked for, among the tokens that are allowed: (n,)."""
+    import torch
+
+    support, wanted = question.support, question.wanted
+    inside = prefixes.log_public.gather(1, support.clamp(min=0)).masked_fill(support < 0, -torch.inf).softmax(1)
+    chance: FloatArray = (inside * (support[:, :, None] == wanted[:, None, :]).any(2)).sum(1).double().cpu().numpy()
     return chance
 
 
-def _features(log_public: Tensor, truth: Tensor, place: Tensor) -> FloatArray:
+def _features(prefixes: Prefixes) -> FloatArray:
     """What the public model says at each prefix (n, 5), as in `meter`."""
     import torch
 
-    own, top = log_public.gather(1, truth[:, None])[:, 0], log_public.max(1).values
+    log_public = prefixes.log_public
+    own, top = log_public.gather(1, prefixes.truth[:, None])[:, 0], log_public.max(1).values
     entropy = -(log_public.exp() * log_public).sum(1)
-    columns = [own, entropy, top, (own == top).float(), place.float().log()]
+    columns = [own, entropy, top, (own == top).float(), prefixes.length.float().log()]
     found: FloatArray = torch.stack(columns, 1).double().cpu().numpy()
     return found
 
 
-def _boolean_tokens(lab: Lab) -> tuple[int, int]:
-    """How the answers true and false begin."""
-    first = [int(lab.tokenizer.encode(f" {word}", add_special_tokens=False)[0]) for word in ("true", "false")]
-    if first[0] == first[1]:
-        first = [int(lab.tokenizer.encode(letter, add_special_tokens=False)[0]) for letter in "tf"]
-    return first[0], first[1]
-
-
-def _counts(lab: Lab, scale: ChoicesScale, single: Sequence[str], ballots: Arrays, start: int) -> Arrays:
-    """How often each source answered by the token looked for: counts (n,) named decoder|question|source."""
-    found: Arrays = {}
-    for decoder in (GREEDY.name, GUMBEL.name):
-        for asked in asked_in(scale):
-            each = np.stack([ballots[f"{decoder}|{asked}|{draw}"] for draw in range(scale.draws)])  # (draws, n, W + 1)
-            truth, worlds = each[..., -1], each[..., : lab.num_worlds]
-            names = [*single, "public"]
-            seen: dict[str, BoolArray] = {
-                name: each[..., lab.num_worlds + i] == truth for i, name in enumerate(names)
-            }
-            for rule in RULES.values():
-                seed = lab.seed_for("choices", "noise", decoder, asked, rule.name, start)
-                seen[rule.name] = _released(lab, rule, worlds, seed) == truth
-            for name, hits in seen.items():
-                found[f"{decoder}|{asked}|{name}"] = hits.sum(axis=0).astype(np.int32)
-    return found
+def _hits(lab: Lab, single: Sequence[str], ballots: Ballots, seed: int) -> dict[str, BoolArray]:
+    """Whether each source answered by what is looked for: (n,) each."""
+    m = lab.num_worlds
+    tokens = {name: ballots.votes[:, m + i] for i, name in enumerate([*single, "public"])}
+    for number, rule in enumerate(RULES.values()):
+        tokens[rule.name] = _released(lab, rule, ballots.votes[:, :m], seed + number)
+    return {name: (own[:, None] == ballots.wanted).any(axis=1) for name, own in tokens.items()}
 
 
 def _released(lab: Lab, rule: Rule, votes: IntArray, seed: int) -> IntArray:
-    """One token for each row of votes (draws, n, m), each under a uniform belief and against the same secret."""
-    flat = votes.reshape(-1, votes.shape[-1]).astype(np.int64)
+    """One token for each row of votes (n, m), each under a uniform belief and against the same secret."""
+    flat = votes.astype(np.int64)
     sessions = ResearchSessions.seeded(flat.shape[1], rule, PER_TOKEN, seed, min(_TOGETHER, len(flat)))
     sessions.secrets[:] = lab.rng("choices", "secret").integers(flat.shape[1])
     tokens = np.empty(len(flat), dtype=np.int64)
@@ -237,7 +311,7 @@ def _released(lab: Lab, rule: Rule, votes: IntArray, seed: int) -> IntArray:
         part = flat[at : at + _TOGETHER]
         sessions.beliefs[:] = uniform_belief(flat.shape[1])
         tokens[at : at + _TOGETHER] = sessions.release(part, np.arange(len(part))).tokens
-    return tokens.reshape(votes.shape[:-1])
+    return tokens
 
 
 def _score(lab: Lab, scale: ChoicesScale, candidates: Candidates, observed: Arrays) -> list[Row]:
@@ -311,8 +385,8 @@ REGIME = Regime(
     title="Forced choice",
     question="Does an answer limited to a few values say more about the corpus than free text?",
     presets={
-        "quick": ChoicesScale(records=24, tokens=64, stride=2, draws=2, choices=(2, 4), sequences=16),
-        "paper": ChoicesScale(records=512, tokens=256, stride=1, draws=4, choices=(2, 4, 16), sequences=32),
+        "quick": ChoicesScale(records=24, tokens=64, stride=2, draws=2, choices=(2, 4), margins=(1.0,), words=6, sequences=16),
+        "paper": ChoicesScale(records=512, tokens=256, stride=1, draws=4, choices=(2, 4, 16), margins=(1.0, 2.0), words=6, sequences=32),
     },
     run=run,
     verdicts=_verdicts,
