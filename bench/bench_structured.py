@@ -33,7 +33,7 @@ from curator.deployments import build_workspace  # noqa: E402
 from harness import median, print_table  # noqa: E402
 from paclm.curator.curator import Curator  # noqa: E402
 from paclm.curator.grammar import GrammarState  # noqa: E402
-from paclm.engine.base_model import resolve_base  # noqa: E402
+from paclm.engine.base_model import locate_base  # noqa: E402
 from structured.schemas import SCHEMAS  # noqa: E402
 
 SETTINGS = """[mechanism]
@@ -43,7 +43,7 @@ charge = "dissent"
 [runtime]
 device = "cpu"
 max_sequences = {streams}
-context = 768
+context = 512
 """
 WARDS, ILLNESSES = ("north", "south", "east", "west"), ("asthma", "measles", "gout", "anaemia", "bronchitis")
 FACTS = {
@@ -67,7 +67,7 @@ class Question:
 class Outcome:
     """One way to answer, summed over rounds."""
 
-    seconds: list[float] = field(default_factory=list)  # per token, one figure a round
+    seconds: list[float] = field(default_factory=list)  # per token, one figure a step of a full batch
     masks: list[float] = field(default_factory=list)  # seconds, one figure a token
     answers: int = 0
     complete: int = 0
@@ -81,7 +81,9 @@ class Outcome:
 def questions() -> list[Question]:
     """The 50 schemas, then 20 notes."""
     found = [
-        Question(f"Write one JSON value that this schema accepts.\n{json.dumps(case.schema)}\nJSON:\n", case.schema)
+        Question(
+            f"Write one JSON value that this schema accepts.\n{json.dumps(case.schema)[:500]}\nJSON:\n", case.schema
+        )
         for case in SCHEMAS
     ]
     for number in range(20):
@@ -117,24 +119,20 @@ def timed_masks(into: list[float]) -> Iterator[None]:
         GrammarState.advance = plain  # type: ignore[method-assign]
 
 
-def answer(curator: Curator, asked: list[Question], is_held: bool, limit: int, into: Outcome) -> None:
+def answer(curator: Curator, asked: list[Question], is_held: bool, limit: int, batch: int, into: Outcome) -> None:
     """All questions once, as many side by side as the engine has room for."""
     masks: list[float] = []
     with timed_masks(masks):
         streams = [
-            curator.submit(
-                curator.request(one.prompt, limit, greedy=True, json_schema=one.schema if is_held else None)
-            )
+            curator.submit(curator.request(one.prompt, limit, greedy=True, json_schema=one.schema if is_held else None))
             for one in asked
         ]
-        started = time.perf_counter()
         while any(stream.finish_reason is None for stream in streams):
-            curator.step()
-        seconds = time.perf_counter() - started
-    tokens = sum(len(stream.tokens) for stream in streams)
-    into.seconds.append(seconds / tokens)
+            started = time.perf_counter()
+            if len(curator.step()) == batch:  # else prompts were read, or answers have ended
+                into.seconds.append((time.perf_counter() - started) / batch)
     into.masks += masks
-    into.tokens += tokens
+    into.tokens += sum(len(stream.tokens) for stream in streams)
     for one, stream in zip(asked, streams, strict=True):
         into.answers += 1
         into.dissent += stream.marks.count("disputed")
@@ -183,12 +181,12 @@ def main() -> None:
         os.environ["PACLM_STATE_DIR"] = temporary
         path = Path(temporary) / "clinic"
         texts = [f"Note {number}: the patient reports a cough of {number % 9} days." for number in range(100)]
-        build_workspace(path, texts, resolve_base(options.base).path, options.worlds, spread=0.02)
+        build_workspace(path, texts, locate_base(options.base), options.worlds, spread=0.02)
         (path / "paclm.toml").write_text(SETTINGS.format(streams=options.streams))
         with Curator.open(path) as curator:
             for _ in range(options.rounds):
                 for name, outcome in outcomes.items():
-                    answer(curator, asked, name != "free", options.tokens, outcome)
+                    answer(curator, asked, name != "free", options.tokens, options.streams, outcome)
     rows = []
     for name, one in outcomes.items():
         masks = np.array(one.masks or [0.0]) * 1e3

@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from paclm import __version__
 from paclm.server.api_keys import KeyInfo
-from paclm.server.telemetry import MARKS, REFUSALS, ROUTES, STATUS_CLASSES, Metrics, Standing
+from paclm.server.telemetry import GRAMMAR_OUTCOMES, MARKS, REFUSALS, ROUTES, STATUS_CLASSES, Metrics, Standing
 
 ALICE = KeyInfo("alice", False, 100, 30, 20, "2026-11-15", None)
 ROOT = KeyInfo("root", True, None, 5, 0, "2026-11-15", None)
@@ -47,6 +47,8 @@ def use_everything(metrics, promise):
         metrics.count_request(route, 200, 0.1)
     for reason in REFUSALS:
         metrics.count_refusal(reason)
+    for outcome in GRAMMAR_OUTCOMES:
+        metrics.count_grammar(outcome)
     metrics.replays.inc()
     metrics.disconnects.inc()
     for name in ("step", "commit", "first_token", "between_tokens"):
@@ -114,6 +116,7 @@ def test_every_metric_is_documented_about_nothing_private_and_labelled_from_fixe
     metrics = Metrics(promise)
     use_everything(metrics, promise)
     lists = {"mark": MARKS[promise], "route": ROUTES, "status": STATUS_CLASSES, "reason": REFUSALS}
+    lists["outcome"] = GRAMMAR_OUTCOMES
     allowed = {**lists, "key": {"alice", "root"}, "version": {__version__}}
     found = samples(metrics, promise=promise)
     for name, labels in found:

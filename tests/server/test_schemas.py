@@ -9,9 +9,10 @@ from pydantic import ValidationError
 
 from paclm.config import ServerConfig
 from paclm.server import telemetry
+from paclm.server.chat_schemas import ChatAsk
 from paclm.server.refusals import Refused
 from paclm.server.responses_schemas import ResponseAsk
-from paclm.server.schemas import ChatAsk, CompletionAsk, check
+from paclm.server.schemas import CompletionAsk, check
 from server.sockets import ask, post_with_key
 from server.stepped import wait_until
 
@@ -70,6 +71,7 @@ BODIES: dict[str, bytes] = {
 
 
 USER = {"role": "user", "content": "the"}
+CALL = {"id": "zebra", "type": "function", "function": {"name": "zebra", "arguments": "{}"}}
 NOTHING_CHANGES = {
     "store": [False],
     "service_tier": ["auto", "default"],
@@ -79,6 +81,7 @@ NOTHING_CHANGES = {
     "metadata": [{}, {"a": "b"}],
     "top_p": [1, 1.0],
     "logit_bias": [{}],
+    "response_format": [{"type": "text"}, {"type": "text", "json_schema": None}],
     "stop": [[], ["a"] * 16, [f"\n{n}" for n in range(64)]],
 }
 ONLY_CHAT = {
@@ -88,7 +91,6 @@ ONLY_CHAT = {
     "function_call": ["none", "auto"],
     "parallel_tool_calls": [True, False],
     "modalities": [["text"]],
-    "response_format": [{"type": "text"}],
     "logprobs": [False],
     "top_logprobs": [0],
     "reasoning_effort": ["none"],
@@ -103,13 +105,13 @@ REFUSED_EVERYWHERE = {
     "n": [0],
 }
 REFUSED_CHAT = {
-    "tools": [[{"type": "function"}], {}],
+    "tools": [{}, "zebra"],
     "functions": [[{}]],
-    "tool_choice": ["required", {"type": "function"}],
+    "tool_choice": ["required", "zebra", {"type": "function", "function": {"name": "zebra"}}],
     "function_call": [{"name": "zebra"}],
     "modalities": [["text", "audio"], []],
     "audio": [{"voice": "zebra"}],
-    "response_format": [{"type": "json_object"}],
+    "response_format": ["json_object", []],
     "top_logprobs": [3],
     "reasoning_effort": ["low"],
     "verbosity": ["low"],
@@ -158,8 +160,8 @@ def test_what_would_be_ignored_or_change_the_guarantee_is_refused_with_its_place
         assert refusal_of(CompletionAsk, prompt="the", **{name: value}).param == name, (name, value)
 
 
-ADDED = ("refusal", "parsed", "annotations", "reasoning", "reasoning_content", "provider_specific_fields")
-ADDED += ("reasoning_items", "thinking_blocks", "images", "audio", "function_call", "tool_calls")
+ADDED = ("refusal", "annotations", "reasoning", "reasoning_content", "provider_specific_fields")
+ADDED += ("reasoning_items", "thinking_blocks", "images", "audio", "function_call")
 
 
 @pytest.mark.parametrize("name", ADDED)
@@ -183,8 +185,12 @@ def test_what_libraries_add_to_a_message_must_be_empty(name):
         ({"content": [{"type": "text", "text": 3}]}, ".content[0].text", "string"),
         ({"content": 3}, ".content", "string"),
         ({"content": None}, ".content", "required"),
-        ({"content": None, "tool_calls": [{"id": "zebra"}]}, ".tool_calls", "tools are not offered"),
-        ({"role": "tool", "tool_call_id": "zebra"}, ".role", "tools are not offered"),
+        ({"content": None, "tool_calls": [{"id": "zebra"}]}, ".tool_calls[0].function", "required"),
+        ({"tool_calls": [CALL]}, ".tool_calls", "only the assistant"),
+        ({"role": "assistant", "tool_calls": [{**CALL, "type": "custom"}]}, ".tool_calls[0].type", "function"),
+        ({"role": "assistant", "tool_calls": "zebra"}, ".tool_calls", "list"),
+        ({"role": "tool"}, ".tool_call_id", "required"),
+        ({"role": "function", "name": "zebra"}, ".role", "the role tool"),
         ({"role": "zebra"}, ".role", "assistant"),
         ({"role": None}, ".role", "required"),
         ({"audio": {"id": "zebra"}}, ".audio", "audio is not offered"),
@@ -342,3 +348,112 @@ def test_random_damage_to_a_good_body_never_breaks_the_server(live):
 
 def test_an_empty_list_is_refused_in_plain_words():
     assert refusal_of(ChatAsk, messages=[]).message == "messages: must not be empty."
+
+
+SCHEMA = {"type": "object", "properties": {"zebra": {"type": "string"}}}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "zebra", "schema": SCHEMA}}
+TOOL = {"type": "function", "function": {"name": "zebra"}}
+FORMS = [
+    {"response_format": {"type": "json_object"}},
+    {"response_format": FORMAT},
+    {"response_format": {**FORMAT, "json_schema": {**FORMAT["json_schema"], "strict": True, "description": "x"}}},
+    {"structured_outputs": {"json": SCHEMA}},
+    {"structured_outputs": {"json": json.dumps(SCHEMA), "regex": None}},
+    {"structured_outputs": {"regex": "a+"}},
+    {"structured_outputs": {"choice": ["a", "b"]}},
+    {"structured_outputs": {"grammar": 'start: "a"'}},
+    {"structured_outputs": {"json_object": True}},
+]
+BAD_FORMS = {
+    "response_format.json_schema": [
+        {"response_format": {"type": "json_schema"}},
+        {"response_format": {**FORMAT, "type": "json_object"}},
+    ],
+    "response_format.json_schema.schema": [
+        {"response_format": {**FORMAT, "json_schema": {"name": "zebra"}}},
+        {"response_format": {**FORMAT, "json_schema": {"name": "zebra", "schema": "{}"}}},
+    ],
+    "response_format.json_schema.name": [
+        {"response_format": {**FORMAT, "json_schema": {"name": "a zebra", "schema": SCHEMA}}},
+        {"response_format": {**FORMAT, "json_schema": {"schema": SCHEMA}}},
+    ],
+    "response_format.type": [{"response_format": {"type": "zebra"}}, {"response_format": {}}],
+    "structured_outputs": [
+        {"structured_outputs": {}},
+        {"structured_outputs": {"json_object": False}},
+        {"structured_outputs": {"json": SCHEMA, "regex": "zebra"}},
+        {"structured_outputs": {"regex": "zebra"}, "response_format": {"type": "json_object"}},
+    ],
+    "structured_outputs.json": [
+        {"structured_outputs": {"json": "zebra"}},
+        {"structured_outputs": {"json": "[]"}},
+        {"structured_outputs": {"json": ["zebra"]}},
+        {"structured_outputs": {"json": "[" * 5000}},
+    ],
+    "structured_outputs.regex": [{"structured_outputs": {"regex": ""}}],
+    "structured_outputs.choice": [{"structured_outputs": {"choice": []}}],
+    "structured_outputs.choice[1]": [{"structured_outputs": {"choice": ["zebra", ""]}}],
+    "structured_outputs.guided": [{"structured_outputs": {"guided": "zebra"}}],
+    "guided_json": [{"guided_json": SCHEMA}],
+}
+BAD_TOOLS = {
+    "tools[0].type": [{"tools": [{**TOOL, "type": "custom"}]}, {"tools": [{**TOOL, "type": "web_search"}]}],
+    "tools[0].function": [{"tools": [{"type": "function"}]}],
+    "tools[0].function.name": [{"tools": [{"type": "function", "function": {"name": 'zebra "'}}]}],
+    "tools[0].function.parameters": [{"tools": [{"type": "function", "function": {"name": "z", "parameters": "z"}}]}],
+    "tools": [{"tools": [TOOL, TOOL]}, {"tools": [TOOL] * 129}],
+    "tool_choice": [
+        {"tool_choice": "required"},
+        {"tools": [], "tool_choice": "required"},
+        {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "other"}}},
+    ],
+    "tool_choice.function": [{"tools": [TOOL], "tool_choice": {"type": "function"}}],
+    "tool_choice.allowed_tools": [{"tools": [TOOL], "tool_choice": {"type": "allowed_tools"}}],
+    "tool_choice.allowed_tools.mode": [
+        {"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "zebra", "tools": [TOOL]}}}
+    ],
+    "response_format": [{"tools": [TOOL], "tool_choice": "required", "response_format": FORMAT}],
+    "structured_outputs": [{"tools": [TOOL], "tool_choice": TOOL, "structured_outputs": {"regex": "zebra"}}],
+}
+
+
+def test_every_form_of_an_answer_is_taken_and_a_wrong_one_refused_with_its_place():
+    for shape, fields in ((ChatAsk, {"messages": [USER]}), (CompletionAsk, {"prompt": "the"})):
+        for form in FORMS:
+            assert check(shape, {"model": "clinic", **fields, **form}).is_structured, form
+        for place, bodies in BAD_FORMS.items():
+            for body in bodies:
+                assert refusal_of(shape, **fields, **body).param == place, body
+
+
+def test_tools_that_cannot_be_called_are_refused_with_their_place():
+    for place, bodies in BAD_TOOLS.items():
+        for body in bodies:
+            assert refusal_of(ChatAsk, messages=[USER], **body).param == place, body
+    assert refusal_of(CompletionAsk, prompt="the", tools=[TOOL]).param == "tools"
+    said = refusal_of(ChatAsk, messages=[USER], functions=[{"name": "zebra"}]).message
+    assert "Use tools" in said
+
+
+def only_a(mode):
+    tools = [{"type": "function", "function": {"name": "a"}}]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+@pytest.mark.parametrize(
+    ("choice", "callable_names", "must"),
+    [
+        (None, "ab", False),
+        ("auto", "ab", False),
+        ("none", "", False),
+        ("required", "ab", True),
+        ({"type": "function", "function": {"name": "b"}}, "b", True),
+        (only_a("auto"), "a", False),
+        (only_a("required"), "a", True),
+    ],
+)
+def test_the_choice_says_which_tools_may_and_must_be_called(choice, callable_names, must):
+    tools = [{"type": "function", "function": {"name": name, "strict": True}} for name in "ab"]
+    ask = check(ChatAsk, {"model": "clinic", "messages": [USER], "tools": tools, "tool_choice": choice})
+    assert "".join(function.name for function in ask.callable_tools) == callable_names
+    assert (ask.must_call, ask.is_structured) == (must, bool(callable_names))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack
 
 import numpy as np
@@ -29,7 +29,7 @@ from paclm.curator.streams import (
     encode_prompt,
 )
 from paclm.curator.vote_source import VoteSource
-from paclm.errors import CuratorError, InvalidInput, UnsoundState
+from paclm.errors import CuratorError, InvalidInput, PaclmError, UnsoundState
 from paclm.privacy.belief import FloatArray, IntArray
 from paclm.privacy.randomness import next_gumbel
 from paclm.worlds.settings import Voting
@@ -361,6 +361,8 @@ class Decoder(ABC, Generic[Answer]):
     def warm_up(self, progress: Callable[[int, int], None]) -> None:
         """Compile and record what steps will need, so that no stream waits for it later; progress(done, all)."""
         with self._guard.exclusive():
+            with suppress(PaclmError):  # requests with a grammar are refused then, and told why
+                self._grammars.warm_up()
             self._engine.warm_up(progress)
 
     def check_engine(self) -> None:

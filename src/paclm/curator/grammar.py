@@ -5,14 +5,15 @@
                                  advance(released token)
 
 A mask is a function of the grammar, the tokenizer and the tokens released so far, so it is public: nothing else comes
-in here. Limits count work, not time, so the same history has the same mask on every machine.
+in here. Limits count work, not time, so the same history has the same mask on every machine. Each answer builds its
+grammar again: llguidance's copies share their lexer, and with it the work that counts against the limits, so that one
+answer could end another.
 """
 
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -28,10 +29,13 @@ if TYPE_CHECKING:
 MaskArray = np.ndarray[tuple[int, ...], np.dtype[np.uint32]]
 """(n, ⌈V / 32⌉): bit t % 32 of word t // 32 is set if token t is allowed."""
 
-MOST_CHARACTERS = 100_000
-"""Of a grammar's text."""
-_KEPT = 64
-"""Grammars that stay built for the next request with the same one."""
+MOST_CHARACTERS = 65_536
+"""Of a grammar's text. Megabytes take 0.3 to 0.9 s before llguidance looks at any limit."""
+_MOST_IN_PATTERN = 4096
+_MOST_IN_USER_GRAMMAR = 8192
+"""Characters of Lark or GBNF. A chain of 5,000 rules in 63,000 characters overflows the stack."""
+_MOST_FORCED = 4096
+"""Bytes that must follow. llguidance tokenizes all of them for every mask: 8 kB of Lark can force 960 kB, in 3 s."""
 _MOST_REASON = 200
 """Characters of llguidance's reason that are shown."""
 _JSON_FORM = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
@@ -62,17 +66,35 @@ def json_rule(schema: dict[str, Any]) -> str:
     """The right side of a rule, for grammars that hold JSON among other text."""
     if not isinstance(schema, dict):
         raise InvalidInput("A JSON schema must be an object.")
+    if any(len(text) > _MOST_FORCED for text in _forced_texts(schema)):
+        raise InvalidInput(f"Names, const and enum of a JSON schema have at most {_MOST_FORCED:,} characters each.")
     try:
         return "%json " + json.dumps({**schema, "x-guidance": _JSON_FORM}, allow_nan=False)
     except (TypeError, ValueError, RecursionError):
         raise InvalidInput("The JSON schema is no JSON, or too deeply nested.") from None
 
 
+def _forced_texts(schema: dict[str, Any]) -> Iterator[str]:
+    """Texts that an answer has to repeat as they are."""
+    todo: list[tuple[Any, bool]] = [(schema, False)]
+    while todo:
+        value, is_forced = todo.pop()
+        if isinstance(value, dict):
+            for name, inside in value.items():
+                if is_forced or name == "properties":
+                    yield from (key for key in (inside if isinstance(inside, dict) else ()) if isinstance(key, str))
+                todo.append((inside, is_forced or name in ("const", "enum")))
+        elif isinstance(value, list):
+            todo += [(inside, is_forced) for inside in value]
+        elif is_forced and isinstance(value, str):
+            yield value
+
+
 def regex_grammar(pattern: str) -> Grammar:
     """Text that the whole pattern matches."""
     from llguidance import regex_to_lark
 
-    _check_text(pattern)
+    _check_text(pattern, _MOST_IN_PATTERN)
     return Grammar(f"start: /{regex_to_lark(pattern)}/")
 
 
@@ -87,18 +109,20 @@ def user_grammar(text: str) -> Grammar:
     """A grammar as the caller writes it: Lark, or GBNF, whose rules have `::=`."""
     from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 
-    _check_text(text)
+    _check_text(text, _MOST_IN_USER_GRAMMAR)
+    if text.lstrip().startswith("{") or "%llguidance" in text:  # a format of its own; options that undo ours
+        raise InvalidInput("The grammar must be Lark or GBNF, without %llguidance.")
     if "::=" not in text:
         return Grammar(text)
     try:
         return Grammar(gbnf_to_lark(text))
-    except (GbnfToLarkError, RecursionError):
+    except (GbnfToLarkError, ValueError, IndexError, RecursionError):
         raise InvalidInput("The grammar has ::= but is no GBNF.") from None
 
 
-def _check_text(text: str) -> None:
-    if not isinstance(text, str) or not 0 < len(text) <= MOST_CHARACTERS:
-        raise InvalidInput(f"A grammar must have between 1 and {MOST_CHARACTERS:,} characters.")
+def _check_text(text: str, most: int = MOST_CHARACTERS) -> None:
+    if not isinstance(text, str) or not 0 < len(text) <= most:
+        raise InvalidInput(f"A schema, pattern or grammar of this kind must have between 1 and {most:,} characters.")
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -130,32 +154,26 @@ class GrammarState:
         if matcher.is_stopped() and not matcher.is_error():
             self.is_complete = True
             return
-        if not matcher.is_error():
+        is_short = not matcher.is_error() and len(matcher.compute_ff_bytes()) <= _MOST_FORCED
+        if is_short:
             matcher.unsafe_compute_mask_ptr(self.allowed.ctypes.data, self.allowed.nbytes)
-        self.has_failed = matcher.is_error() or not self.allowed.any()
+        self.has_failed = not is_short or matcher.is_error() or not self.allowed.any()
         if self.has_failed:
             self.allowed[:] = 0
 
 
 class Grammars:
-    """Builds grammars for one tokenizer; the last ones are kept."""
+    """Builds grammars for one tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer, vocabulary: int) -> None:
         """`vocabulary`: token ids of the model are smaller than this; it may be larger than the tokenizer's."""
         self._tokenizer = tokenizer
         self._vocabulary = vocabulary
         self._ll: LLTokenizer | None = None
-        self._built: OrderedDict[Grammar, LLMatcher] = OrderedDict()
 
     def start(self, grammar: Grammar) -> GrammarState:
         """The state before the first token; refuses a grammar that is wrong, too complex, or allows no token."""
-        matcher = self._built.get(grammar)
-        if matcher is None:
-            matcher = self._built[grammar] = self._build(grammar)
-        self._built.move_to_end(grammar)
-        while len(self._built) > _KEPT:
-            self._built.popitem(last=False)
-        state = GrammarState(matcher.deep_copy(), -(-self._vocabulary // 32))
+        state = GrammarState(self._build(grammar), -(-self._vocabulary // 32))
         if state.has_failed or state.is_complete:
             raise InvalidInput("No answer fits this grammar: it allows no first token.")
         return state
@@ -189,7 +207,15 @@ class Grammars:
 def _limits() -> LLParserLimits:
     from llguidance import LLParserLimits
 
-    return LLParserLimits(verbose_errors=False)
+    return LLParserLimits(
+        initial_lexer_fuel=50_000,  # 20,000 for an enum of 1,000 values
+        step_lexer_fuel=50_000,  # about 3 ms; ^[\p{L} ]{1,200}$ needs 20,000 to 50,000
+        step_max_items=1000,  # 90 optional properties need 500
+        max_lexer_states=20_000,  # 1 to 2 kB each; a string of up to 4,000 characters needs 5,000
+        max_grammar_size=10_000,  # 200 optional properties need 2,000
+        max_items_in_row=400,  # 4 for each optional property; an ambiguous grammar takes 47 ms a mask at 1,000
+        verbose_errors=False,  # those quote the grammar
+    )
 
 
 def _first_line(error: str) -> str:

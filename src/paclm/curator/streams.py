@@ -227,7 +227,7 @@ class Tokenizer(Protocol):
     def chat_template(self) -> object: ...
 
     def apply_chat_template(
-        self, messages: list[dict[str, str]], /, *, tokenize: bool, add_generation_prompt: bool
+        self, messages: list[dict[str, Any]], /, *, tokenize: bool, add_generation_prompt: bool, **tools: Any
     ) -> object: ...
 
     # For log-probabilities, under the promise `corpus`.

@@ -73,12 +73,20 @@ class PlainTokenizer:
         written: str | None = self.backend_tokenizer.id_to_token(token)
         return written
 
-    def apply_chat_template(self, messages: list[dict[str, str]], /, *, add_generation_prompt: bool, **_: bool) -> str:
+    def apply_chat_template(
+        self,
+        messages: list[dict[str, Any]],
+        /,
+        *,
+        add_generation_prompt: bool,
+        tools: list[dict[str, Any]] | None = None,
+        **_: bool,
+    ) -> str:
         """A conversation in the model's template, as text. The first call takes a second: it imports the sandbox."""
         from transformers.utils.chat_template_utils import render_jinja_template  # without torch
 
         options = {"chat_template": self.chat_template, "add_generation_prompt": add_generation_prompt}
-        texts, _ = render_jinja_template(conversations=[messages], **options, **self._special)
+        texts, _ = render_jinja_template(conversations=[messages], tools=tools, **options, **self._special)
         return str(texts[0])
 
 

@@ -10,12 +10,14 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from paclm.config import MIN_TEMPERATURE
+from paclm.curator.grammar import Grammar
 from paclm.curator.streams import Request as CuratorRequest
 from paclm.curator.streams import Tokenizer, encode_prompt
 from paclm.errors import ContextExceeded, EngineError, InvalidInput
 from paclm.privacy.accounting import nats_up
 from paclm.server.access import AnyCaller, Caller, TheHalfService, TheService
 from paclm.server.answer import Answer
+from paclm.server.chat_schemas import Ask, ChatAsk
 from paclm.server.curator_client import CuratorClient
 from paclm.server.messages import CuratorState
 from paclm.server.openai_format import Reply, reply_for
@@ -23,8 +25,11 @@ from paclm.server.openapi import ANSWER_ERRORS, ChatCompletion, Completion, Requ
 from paclm.server.refusals import Refused, invalid
 from paclm.server.responses_format import ResponseReply
 from paclm.server.responses_schemas import ResponseAsk, ResponseObject
-from paclm.server.schemas import Ask, ChatAsk, CompletionAsk, Prompt, check, is_large, parse_object, read_body
+from paclm.server.schemas import CompletionAsk, Prompt, check, is_large, parse_object, read_body
 from paclm.server.service import Service
+from paclm.server.structured import grammar_of
+from paclm.server.tool_calls import conversation
+from paclm.server.tool_reply import ToolReply
 
 router, half_router = APIRouter(), APIRouter()
 
@@ -76,6 +81,8 @@ async def _answer(request: Request, caller: Caller, service: Service, shape: typ
     model_id, is_admin = service.setup.model_id, caller.is_admin
     if isinstance(ask, ResponseAsk):
         reply: Reply = ResponseReply(ask, model_id, is_admin=is_admin)
+    elif isinstance(ask, ChatAsk) and ask.callable_tools:
+        reply = ToolReply(ask, model_id, is_admin=is_admin, tokenizer=service.tokenizer)
     else:
         reply = reply_for(ask, model_id, is_admin=is_admin, tokenizer=service.tokenizer)
     return await Answer(service, caller, requests, reply, is_stream=bool(ask.stream)).respond(request, body)
@@ -89,9 +96,14 @@ async def prepare(
         body = await read_body(request, service.setup.settings)
         fields = parse_object(body)
         ask: AnyAsk = check(shape or _shape_of(fields), fields)
-        if len(body) <= _SHORT_BYTES and ask.answers_each == 1:
-            return body, ask, requests_for(ask, service, caller.name)
-        return body, ask, await service.tokenizing.run(caller.name, requests_for, ask, service, caller.name)
+        is_short = len(body) <= _SHORT_BYTES and ask.answers_each == 1
+        grammar = None
+        if ask.is_structured and not isinstance(ask, ResponseAsk):
+            run = service.tokenizing.run
+            grammar = grammar_of(ask) if is_short else await run(caller.name, grammar_of, ask)
+        if is_short:
+            return body, ask, requests_for(ask, service, caller.name, grammar)
+        return body, ask, await service.tokenizing.run(caller.name, requests_for, ask, service, caller.name, grammar)
 
 
 def _shape_of(fields: dict[str, Any]) -> type[AnyAsk]:
@@ -129,11 +141,11 @@ def _plan(
     }
 
 
-def requests_for(ask: AnyAsk, service: Service, tag: str) -> list[CuratorRequest]:
+def requests_for(ask: AnyAsk, service: Service, tag: str, grammar: Grammar | None = None) -> list[CuratorRequest]:
     """One request per answer, all answers of a prompt together, or a refusal. Costs nothing; repeats no text."""
     if isinstance(ask, ResponseAsk):
         try:
-            return requests_for(ask.as_chat(), service, tag)
+            return requests_for(ask.as_chat(), service, tag, grammar)
         except Refused as refusal:
             refusal.param = _IN_RESPONSES.get(refusal.param, refusal.param)
             raise
@@ -170,6 +182,7 @@ def requests_for(ask: AnyAsk, service: Service, tag: str) -> list[CuratorRequest
                 coins_seed=_coins_seed(ask.seed, number),
                 tag=tag,
                 num_logprobs=ask.num_logprobs,
+                grammar=grammar,
                 limits=limits,
             )
             for tokens in encoded
@@ -204,10 +217,14 @@ def _conversation(ask: ChatAsk, tokenizer: Tokenizer) -> Prompt:
         )
     from jinja2 import TemplateError  # transformers needs it for templates, too
 
-    roles = {"developer": "system"}
-    messages = [{"role": roles.get(message.role, message.role), "content": message.text} for message in ask.messages]
+    messages: list[dict[str, Any]]
+    options: dict[str, Any] = {}
+    if ask.has_tools:
+        messages, options = conversation(ask, tokenizer.chat_template)
+    else:
+        messages = [{"role": message.template_role, "content": message.text} for message in ask.messages]
     try:
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **options)
     except (TemplateError, TypeError, ValueError):  # a template's error may quote the messages
         raise invalid(
             "The model's chat template does not accept this conversation. Usual: an optional system message first, "

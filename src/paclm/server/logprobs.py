@@ -72,7 +72,7 @@ class TokenLogprobs:
         """The entries that go with the next piece of text."""
         self._num_shown += len(text)
         count = sum(entry.offset < self._num_shown for entry in self._pending)
-        if finish_reason == "length":
+        if finish_reason in ("length", "grammar"):
             count = len(self._pending)
         shown, self._pending = self._pending[:count], self._pending[count:]
         return shown

@@ -16,10 +16,11 @@ from urllib.parse import quote
 
 from paclm.curator.streams import BudgetFigures, FinishReason, Mark, Piece, Tokenizer
 from paclm.privacy.accounting import nats_up
+from paclm.server.chat_schemas import Ask, ChatAsk
 from paclm.server.curator_client import Transcript
 from paclm.server.logprobs import TokenEntry, TokenLogprobs
 from paclm.server.refusals import Refused
-from paclm.server.schemas import Ask, ChatAsk, CompletionAsk
+from paclm.server.schemas import CompletionAsk
 
 DONE = b"data: [DONE]\n\n"
 quoted = json.JSONEncoder(ensure_ascii=False).encode
@@ -78,11 +79,20 @@ class Reply(ABC):
         return [mark if mark == "public" else "private" for mark in marks] if "public" in marks else []
 
 
+def ending(finish_reason: FinishReason | None) -> dict[str, Any]:
+    """Why an answer ended. One that could not go on in its grammar was cut short, and `stop_reason` says by what."""
+    if finish_reason == "grammar":
+        return {"finish_reason": "length", "stop_reason": "grammar"}
+    return {"finish_reason": finish_reason}
+
+
 class ChoicesReply(Reply):
     """Answers as a list of choices."""
 
     kind: str
     chunk_kind: str
+    has_plain_events = True
+    """Whether a piece of text is shown as it is."""
 
     def __init__(self, ask: Ask, model_id: str, *, is_admin: bool, tokenizer: Tokenizer) -> None:
         super().__init__(model_id, is_admin=is_admin)
@@ -98,7 +108,7 @@ class ChoicesReply(Reply):
         """A finished answer, without log-probabilities."""
 
     @abstractmethod
-    def _delta(self, index: int, text: str, finish_reason: str | None) -> dict[str, Any]:
+    def _delta(self, index: int, text: str, finish_reason: FinishReason | None) -> dict[str, Any]:
         """A piece of an answer, without log-probabilities."""
 
     @abstractmethod
@@ -131,7 +141,8 @@ class ChoicesReply(Reply):
             return b""
         shown = self._shown_marks(marks)
         marks.clear()
-        if piece.finish_reason is None and not shown and cost is None and self._num_logprobs is None:
+        is_plain = piece.finish_reason is None and not shown and cost is None and self._num_logprobs is None
+        if is_plain and self.has_plain_events:
             before, after = self._plain.get(answer) or self._plain_event(answer)
             return before + quoted(piece.text).encode() + after
         choice = self._delta(answer, piece.text, piece.finish_reason)
@@ -169,10 +180,15 @@ class ChoicesReply(Reply):
         events = []
         for index, stream in enumerate(streams):
             marks = self._shown_marks(self._unmarked.get(index, []))
-            if stream.held_back or marks:
-                content = self._frame(self.chunk_kind, [self._delta(index, stream.held_back, None)]) | self._no_usage()
+            rest = self._rest(index, stream)
+            if rest or marks:
+                content = self._frame(self.chunk_kind, [self._delta(index, rest, None)]) | self._no_usage()
                 events.append(event(content | ({"privacy": {"marks": marks}} if marks else {})))
         return b"".join(events)
+
+    def _rest(self, index: int, stream: Transcript) -> str:
+        """Text that was held back."""
+        return stream.held_back
 
     def failure(self, refusal: Refused) -> bytes:
         """The error as an event."""
@@ -218,8 +234,8 @@ class TextReply(ChoicesReply):
     def _choice(self, index: int, stream: Transcript) -> dict[str, Any]:
         return self._delta(index, self._echo(index) + stream.text, stream.finish_reason)
 
-    def _delta(self, index: int, text: str, finish_reason: str | None) -> dict[str, Any]:
-        return {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}
+    def _delta(self, index: int, text: str, finish_reason: FinishReason | None) -> dict[str, Any]:
+        return {"index": index, "text": text, "logprobs": None, **ending(finish_reason)}
 
     def opening(self, num_answers: int) -> bytes:
         echoes = ((index, self._echo(index)) for index in range(num_answers))
@@ -232,21 +248,22 @@ class ChatReply(ChoicesReply):
 
     kind, chunk_kind = "chat.completion", "chat.completion.chunk"
     prefix = "chatcmpl-"
+    first_content: str | None = ""
 
     def _written(self, index: int, entries: list[TokenEntry]) -> dict[str, Any]:
         return self._logprobs_of(index).as_chat(entries)
 
     def _choice(self, index: int, stream: Transcript) -> dict[str, Any]:
         message = {"role": "assistant", "content": stream.text, "refusal": None}
-        return {"index": index, "message": message, "logprobs": None, "finish_reason": stream.finish_reason}
+        return {"index": index, "message": message, "logprobs": None, **ending(stream.finish_reason)}
 
-    def _delta(self, index: int, text: str, finish_reason: str | None) -> dict[str, Any]:
+    def _delta(self, index: int, text: str, finish_reason: FinishReason | None) -> dict[str, Any]:
         delta = {"content": text} if text else {}
-        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+        return {"index": index, "delta": delta, "logprobs": None, **ending(finish_reason)}
 
     def opening(self, num_answers: int) -> bytes:
-        begins = {"delta": {"role": "assistant", "content": ""}}
-        choices = [self._delta(index, "", None) | begins for index in range(num_answers)]
+        begins = {"delta": {"role": "assistant", "content": self.first_content}}
+        choices = [{"index": index, **begins, "logprobs": None, **ending(None)} for index in range(num_answers)]
         return b"".join(event(self._frame(self.chunk_kind, [choice]) | self._no_usage()) for choice in choices)
 
 

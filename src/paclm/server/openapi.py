@@ -121,12 +121,13 @@ class TextLogprobs(Shape):
 
 
 class TextChoice(Shape):
-    """One answer."""
+    """One answer. `stop_reason` says that it was cut short because it could not go on in its grammar."""
 
     index: int
     text: str
     logprobs: TextLogprobs | None
     finish_reason: Literal["stop", "length"]
+    stop_reason: Literal["grammar"] | None = None
 
 
 class Completion(Shape):
@@ -141,12 +142,28 @@ class Completion(Shape):
     privacy: Cost | Promise
 
 
+class MessageFunction(Shape):
+    """What to call."""
+
+    name: str
+    arguments: str
+
+
+class MessageToolCall(Shape):
+    """A call that the model asks for; its arguments are JSON, cut off if the answer was."""
+
+    id: str
+    type: Literal["function"]
+    function: MessageFunction
+
+
 class ChatMessage(Shape):
-    """The model's turn."""
+    """The model's turn: a text, a call, or a text and then a call."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    tool_calls: list[MessageToolCall] | None = None
 
 
 class LikelyToken(Shape):
@@ -171,12 +188,13 @@ class ChatLogprobs(Shape):
 
 
 class ChatChoice(Shape):
-    """One answer."""
+    """One answer. `stop_reason` says that it was cut short because it could not go on in its grammar."""
 
     index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "tool_calls"]
+    stop_reason: Literal["grammar"] | None = None
 
 
 class ChatCompletion(Shape):

@@ -98,7 +98,8 @@ def _place(error: Any, fields: Any) -> list[str | int]:
             inside = inside[part]
     if error["type"] == "missing" and len(place) < len(parts):
         place.append(parts[-1])
-    return place
+    field = error.get("ctx", {}).get("field")
+    return [*place, field] if place and field else place
 
 
 def _written(place: Sequence[str | int]) -> str | None:

@@ -10,8 +10,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from paclm.server.chat_schemas import ChatAsk, Message
 from paclm.server.openapi import Cost, Promise, Shape
-from paclm.server.schemas import MOST_TOKENS, ChatAsk, Message, Remark, Strict
+from paclm.server.schemas import MOST_TOKENS, Remark, Strict
 from paclm.server.unused_options import (
     PARTS,
     AnyTier,
@@ -177,6 +178,11 @@ class ResponseAsk(Strict):
     def answers_each(self) -> int:
         """One."""
         return 1
+
+    @property
+    def is_structured(self) -> bool:
+        """No: there are no formats here yet."""
+        return False
 
     def as_chat(self) -> ChatAsk:
         """The same conversation as a chat, instructions first."""

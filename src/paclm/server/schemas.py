@@ -15,7 +15,6 @@ from typing import Annotated, Any, Literal, TypeVar
 from fastapi import Request
 from pydantic import (
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     PlainValidator,
@@ -31,24 +30,12 @@ from paclm.config import ServerConfig
 from paclm.server.refusals import Refused, invalid, misfit
 from paclm.server.unused_options import (
     LONGEST_REMARK,
-    NO_TOOLS,
-    PARTS,
     AnyTier,
     Metadata,
-    NoAudio,
     NoBias,
-    NoCalls,
-    NoImages,
-    NoReasoning,
     NoSuffix,
-    NoToolChoice,
-    NoTools,
     NotStored,
     OneOnly,
-    TextModality,
-    TextOnly,
-    Unread,
-    UsualVerbosity,
     Whole,
     Zero,
     problem,
@@ -62,6 +49,7 @@ _LARGE_BYTES = 65_536
 _JSON = re.compile(r"application/json\s*(;\s*charset=\"?utf-8\"?\s*)?", re.IGNORECASE)
 MOST_TOKENS = 2**31 - 1
 _MOST_STOPS, _LONGEST_STOP, _ALL_STOPS = 64, 1000, 4000
+_MOST_CHOICES = 1000
 _TEXT = {"type": "string"}
 _STOP = {"type": "string", "minLength": 1, "maxLength": _LONGEST_STOP}
 _IDS: dict[str, Any] = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
@@ -114,6 +102,8 @@ Stops = Annotated[
     WithJsonSchema({"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": _MOST_STOPS}, {"type": "null"}]}),
 ]
 Remark = Annotated[str, StringConstraints(max_length=LONGEST_REMARK)]
+FunctionName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+"""Of a tool or a schema, as OpenAI limits it."""
 
 
 class Strict(BaseModel):
@@ -134,10 +124,15 @@ class Strict(BaseModel):
         if not isinstance(fields, dict):
             return fields
         given = {name: value for name, value in fields.items() if value is not None}
-        unknown = [name for name in given if name not in cls.model_fields]
+        unknown = [name for name in given if name not in cls.model_fields and name not in cls._aliases()]
         for name in unknown[1:]:  # one is enough to refuse; an error for each of thousands takes seconds
             del given[name]
         return given
+
+    @classmethod
+    def _aliases(cls) -> set[str | None]:
+        """Names of fields that Pydantic has as methods."""
+        return {field.alias for field in cls.model_fields.values()}
 
 
 class StreamOptions(Strict):
@@ -147,7 +142,77 @@ class StreamOptions(Strict):
     include_obfuscation: bool | None = None
 
 
-class _Ask(Strict):
+class JsonSchema(Strict):
+    """What an answer in JSON must fit."""
+
+    name: FunctionName
+    description: Annotated[str | None, Field(repr=False)] = None
+    """Accepted and not used: the model reads messages only."""
+    schema_: Annotated[dict[str, Any], Field(alias="schema", repr=False)]
+    strict: bool | None = None
+    """Accepted: the schema is enforced either way."""
+
+
+class ResponseFormat(Strict):
+    """The form of the answer, as OpenAI names it."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _schema_if_named(self) -> ResponseFormat:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise problem("json_schema is needed for the type json_schema, and for no other", "json_schema")
+        return self
+
+
+def _read_schema(value: object) -> dict[str, Any]:
+    """An object, or its JSON text."""
+    if isinstance(value, str):
+        try:
+            value = from_json(value, allow_inf_nan=False)
+        except ValueError:
+            raise problem("must be a JSON schema: an object, or its JSON as a text") from None
+    if not isinstance(value, dict):
+        raise problem("must be a JSON schema: an object, or its JSON as a text")
+    return value
+
+
+_Choices = Annotated[
+    list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=_MOST_CHOICES, fail_fast=True)
+]
+
+
+class StructuredOutputs(Strict):
+    """The form of the answer, as vLLM names it: one of these."""
+
+    json_: Annotated[
+        dict[str, Any] | None,
+        PlainValidator(_read_schema),
+        WithJsonSchema({"anyOf": [{"type": "object"}, _TEXT, {"type": "null"}]}),
+        Field(alias="json", repr=False),
+    ] = None
+    """A JSON schema."""
+    regex: Annotated[Annotated[str, Field(min_length=1)] | None, Field(repr=False)] = None
+    """A pattern that the whole answer matches."""
+    choice: Annotated[_Choices | None, Field(repr=False)] = None
+    """The texts among which the answer is one."""
+    grammar: Annotated[Annotated[str, Field(min_length=1)] | None, Field(repr=False)] = None
+    """A grammar in llguidance's dialect of Lark, or in GBNF."""
+    json_object: bool | None = None
+    """True: any JSON object."""
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> StructuredOutputs:
+        given = (self.json_, self.regex, self.choice, self.grammar, self.json_object or None)
+        if sum(form is not None for form in given) != 1:
+            raise problem("needs exactly one of json, regex, choice, grammar and json_object")
+        return self
+
+
+class BaseAsk(Strict):
+    """What completions and chats have in common."""
+
     model: Remark
     """As `/v1/models` names it."""
     n: Annotated[int, Field(ge=1, le=128)] | None = None
@@ -169,6 +234,10 @@ class _Ask(Strict):
     """Accepted and not used: prompts of one API key share their cache."""
     metadata: Metadata | None = None
     """Accepted; neither used nor stored."""
+    response_format: ResponseFormat | None = None
+    """The form of the answer: text, JSON, or JSON that a schema accepts."""
+    structured_outputs: StructuredOutputs | None = None
+    """The form of the answer as vLLM names it; not together with `response_format`."""
     store: NotStored = None
     service_tier: AnyTier = None
     top_p: Whole = None
@@ -186,14 +255,26 @@ class _Ask(Strict):
         """Whether a stream ends with an event of counts."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
+    @property
+    def is_structured(self) -> bool:
+        """Whether a grammar limits the answer."""
+        has_format = self.response_format is not None and self.response_format.type != "text"
+        return has_format or self.structured_outputs is not None
+
     @model_validator(mode="after")
-    def _options_need_a_stream(self) -> _Ask:
+    def _one_form(self) -> BaseAsk:
+        if self.structured_outputs is not None and self.response_format is not None:
+            raise problem("structured_outputs and response_format both give a form: send one", "structured_outputs")
+        return self
+
+    @model_validator(mode="after")
+    def _options_need_a_stream(self) -> BaseAsk:
         if self.stream_options is not None and not self.stream:
             raise problem("stream_options is for streams: set stream to true, or leave it out", "stream_options")
         return self
 
 
-class CompletionAsk(_Ask):
+class CompletionAsk(BaseAsk):
     """POST /v1/completions"""
 
     prompt: Annotated[
@@ -230,103 +311,6 @@ class CompletionAsk(_Ask):
                 "logprobs are those of the answer: leave out echo, which asks for the prompt's as well", "echo"
             )
         return self
-
-
-class TextPart(Strict):
-    """A piece of a message."""
-
-    type: Literal["text"]
-    text: Annotated[str, Field(repr=False)]
-
-    @model_validator(mode="before")
-    @classmethod
-    def _not_an_image(cls, fields: Any) -> Any:
-        kind = fields.get("type") if isinstance(fields, dict) else None
-        if isinstance(kind, str) and kind in PARTS:
-            raise problem(PARTS[kind])
-        return fields
-
-
-def _read_role(value: object) -> object:
-    if value in ("tool", "function"):
-        raise problem(NO_TOOLS)
-    return value
-
-
-class Message(Strict):
-    """One turn of a conversation, also as a client's library returned it: what it adds must be empty."""
-
-    role: Annotated[Literal["system", "developer", "user", "assistant"], BeforeValidator(_read_role)]
-    content: Annotated[
-        str | Annotated[list[TextPart], Field(min_length=1, max_length=64, fail_fast=True)], Field(repr=False)
-    ]
-    name: Remark | None = None
-    refusal: Unread = None
-    parsed: Unread = None
-    annotations: Unread = None
-    reasoning: Unread = None
-    reasoning_content: Unread = None
-    reasoning_items: Unread = None
-    thinking_blocks: Unread = None
-    provider_specific_fields: Unread = None
-    tool_calls: NoCalls = None
-    function_call: NoCalls = None
-    audio: NoAudio = None
-    images: NoImages = None
-
-    @property
-    def text(self) -> str:
-        """All of it."""
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-
-
-class ChatAsk(_Ask):
-    """POST /v1/chat/completions"""
-
-    messages: Annotated[list[Message], Field(min_length=1, max_length=512, fail_fast=True, repr=False)]
-    max_tokens: Annotated[int, Field(ge=1, le=MOST_TOKENS)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1, le=MOST_TOKENS)] | None = None
-    logprobs: bool | None = None
-    """Log-probabilities of the tokens; only under the promise `corpus`."""
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    """Of how many others at each token; needs `logprobs`."""
-    tools: NoTools = None
-    functions: NoTools = None
-    tool_choice: NoToolChoice = None
-    function_call: NoToolChoice = None
-    parallel_tool_calls: bool | None = None
-    """Accepted: there are no tools."""
-    response_format: TextOnly = None
-    modalities: TextModality = None
-    audio: NoAudio = None
-    reasoning_effort: NoReasoning = None
-    verbosity: UsualVerbosity = None
-
-    @property
-    def limit(self) -> int | None:
-        """The most tokens of an answer."""
-        return self.max_completion_tokens or self.max_tokens
-
-    @property
-    def num_logprobs(self) -> int | None:
-        """How many others to show at each token; None if no log-probabilities are wanted."""
-        return (self.top_logprobs or 0) if self.logprobs else None
-
-    @model_validator(mode="after")
-    def _others_need_logprobs(self) -> ChatAsk:
-        if self.top_logprobs and not self.logprobs:
-            raise problem("top_logprobs needs logprobs: set logprobs to true, or leave it out", "top_logprobs")
-        return self
-
-    @model_validator(mode="after")
-    def _one_limit(self) -> ChatAsk:
-        limits = {self.max_tokens, self.max_completion_tokens} - {None}
-        if len(limits) > 1:
-            raise problem("max_tokens and max_completion_tokens mean the same and differ: name one", "max_tokens")
-        return self
-
-
-Ask = CompletionAsk | ChatAsk
 
 
 def is_large(request: Request) -> bool:

@@ -22,6 +22,7 @@ from paclm.privacy.accounting import units_up
 from paclm.server import telemetry
 from paclm.server.api_keys import KeyStore
 from paclm.server.curator_client import CuratorClient, DecoderClient, Transcript
+from paclm.server.grammar_checks import GrammarChecks
 from paclm.server.idempotency import Replies
 from paclm.server.messages import Setup
 from paclm.server.openai_format import Figures, cost_of
@@ -66,6 +67,7 @@ class Service(ABC):
         self.replies = replies
         self.repeats = Repeats()
         self.metrics = Metrics(self.promise)
+        self.grammars = GrammarChecks(tokenizer, curator.limits.vocabulary, self.metrics.count_grammar)
         self.otel: Otel | None = None
         """Where traces go, if anywhere."""
         self.recent = Recent()
@@ -121,6 +123,7 @@ class Service(ABC):
         await self._retry_writes()
         await self._has_ended.wait()
         self.curator.close()
+        await self.grammars.close()
         for workers in (self.tokenizing, self.reading, self.writes):
             workers.close()
         telemetry.write(telemetry.Entry(event="stopped", seconds=self.uptime_seconds))

@@ -52,8 +52,12 @@ Route = Literal[
 RefusalReason = Literal["budget", "quota", "queue", "idempotency", "key", "input", "stopping", "books", "workers"]
 """Why a request was refused; docs/guide/server.md lists the statuses."""
 
+GrammarOutcome = Literal["accepted", "refused", "killed"]
+"""Killed: it took too much time or memory, or crashed llguidance."""
+
 ROUTES: tuple[str, ...] = get_args(Route)
 REFUSALS: tuple[str, ...] = get_args(RefusalReason)
+GRAMMAR_OUTCOMES: tuple[GrammarOutcome, ...] = get_args(GrammarOutcome)
 MARKS: dict[PromiseName, tuple[Mark, ...]] = {"half": ("agreed", "disputed", "public"), "corpus": ("dp",)}
 STATUS_CLASSES = ("1xx", "2xx", "3xx", "4xx", "5xx")
 
@@ -266,12 +270,15 @@ class Metrics:
         self._key_tokens = counter("paclm_key_tokens", "Released tokens, by name of the API key.", ["key"])
         self._requests = counter("paclm_requests", "Requests answered, by status class.", ["route", "status"])
         self._refusals = counter("paclm_refusals", "Requests refused before anything was charged.", ["reason"])
+        self._grammars = counter("paclm_grammars", "Schemas and grammars tried before use, by outcome.", ["outcome"])
         self.replays = counter("paclm_replays", "Stored replies sent again at no charge.")
         self.disconnects = counter("paclm_disconnects", "Requests whose client disconnected before the end.")
         for mark in MARKS[promise]:  # a series that exists from the start has a rate from the start
             self._tokens.labels(mark)
         for reason in REFUSALS:
             self._refusals.labels(reason)
+        for outcome in GRAMMAR_OUTCOMES:
+            self._grammars.labels(outcome)
 
         self._request_seconds = histogram("paclm_request_seconds", "From request to last byte.", _WAITS, ["route"])
         step = "One step: all worlds, all streams, the releases and the commit."
@@ -305,6 +312,11 @@ class Metrics:
         """One request that was refused before anything was charged."""
         if reason in REFUSALS:
             self._refusals.labels(reason).inc()
+
+    def count_grammar(self, outcome: GrammarOutcome) -> None:
+        """One schema or grammar that was tried."""
+        if outcome in GRAMMAR_OUTCOMES:
+            self._grammars.labels(outcome).inc()
 
     def count_tokens(self, key_name: str, mark: Mark, num: int) -> None:
         """Released tokens."""

@@ -43,12 +43,14 @@ class Only:
 LONGEST_REMARK, _MOST_METADATA, _LONGEST_NAME = 512, 16, 64
 _NO_SHAPING = "is not offered: requests cannot re-weight the candidates"
 _CUT = "must be 1: the candidates are the model's top k, and requests cannot cut them further"
-NO_TOOLS = "tools are not offered: this model answers with text"
+NO_TOOLS = "tools are not offered here: /v1/chat/completions has them"
+_NO_FUNCTIONS = "is not offered: OpenAI replaced functions by tools. Use tools and tool_choice"
+_NO_FUNCTION_CALL = "is not offered: OpenAI replaced functions by tools. Use tool_calls"
 _NO_IMAGES, _NO_AUDIO = "images are not offered: this model reads text", "audio is not offered: this model uses text"
 _NO_FILES = "files are not offered: this model reads text"
-_NO_FORMAT = "is not offered: this model answers with plain text"
+_NO_FORMAT = "is not offered here: /v1/chat/completions has it"
 _NO_REASONING = "is not offered: this model answers at once and does not reason first"
-_UNREAD = "must be empty: of a message only role and content are read"
+_UNREAD = "must be empty: of a message only role, content and tool calls are read"
 PARTS = {
     "image_url": _NO_IMAGES,
     "input_image": _NO_IMAGES,
@@ -106,6 +108,8 @@ def none_of(why: str) -> Only:
 Zero = Annotated[object, one_of(_NO_SHAPING, 0)]
 NoBias = Annotated[object, Only(({},), _NO_SHAPING, {"type": "object", "additionalProperties": {"type": "null"}})]
 NoTools = Annotated[object, Only(([],), NO_TOOLS, {"type": "array", "items": {}, "maxItems": 0})]
+NoFunctions = Annotated[object, Only(([],), _NO_FUNCTIONS, {"type": "array", "items": {}, "maxItems": 0})]
+NoFunctionChoice = Annotated[object, one_of(_NO_FUNCTIONS, "none", "auto")]
 NoToolChoice = Annotated[object, one_of(NO_TOOLS, "none", "auto")]
 Whole = Annotated[object, one_of(_CUT, 1)]
 OneOnly = Annotated[
@@ -119,7 +123,7 @@ AnyTier = Annotated[object, one_of("is not offered: all requests are served alik
 NoReasoning = Annotated[object, one_of(_NO_REASONING, "none")]
 UsualVerbosity = Annotated[object, one_of("is not offered: max_tokens limits an answer", "medium")]
 Unread = Annotated[object, empty(_UNREAD)]
-NoCalls = Annotated[object, empty(NO_TOOLS)]
+NoCalls = Annotated[object, empty(_NO_FUNCTION_CALL)]
 NoAudio = Annotated[object, empty(_NO_AUDIO)]
 NoImages = Annotated[object, empty(_NO_IMAGES)]
 Metadata = Annotated[

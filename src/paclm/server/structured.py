@@ -1,0 +1,58 @@
+"""Structured output: from `response_format`, `structured_outputs` and `tools` to one grammar."""
+
+from __future__ import annotations
+
+from paclm.curator.grammar import (
+    Grammar,
+    choice_grammar,
+    json_object_grammar,
+    json_schema_grammar,
+    regex_grammar,
+    user_grammar,
+)
+from paclm.errors import InvalidInput
+from paclm.server.chat_schemas import Ask, ChatAsk
+from paclm.server.refusals import invalid
+from paclm.server.schemas import ResponseFormat, StructuredOutputs
+from paclm.server.tool_calls import call_grammar, call_or_answer_grammar, call_or_text_grammar
+
+
+def grammar_of(ask: Ask) -> Grammar | None:
+    """What the answers must look like; None if they may be any text. Refuses what is no grammar."""
+    if not ask.is_structured:
+        return None
+    try:
+        answer = _answer_grammar(ask.response_format, ask.structured_outputs)
+        functions = ask.callable_tools if isinstance(ask, ChatAsk) else []
+        if not functions:
+            return answer
+        if isinstance(ask, ChatAsk) and ask.must_call:
+            return call_grammar(functions)
+        return call_or_text_grammar(functions) if answer is None else call_or_answer_grammar(functions, answer)
+    except InvalidInput as error:
+        raise invalid(str(error), field_of(ask)) from None
+
+
+def field_of(ask: Ask) -> str:
+    """The field of a request that gives its grammar."""
+    if isinstance(ask, ChatAsk) and ask.callable_tools:
+        return "tools"
+    return "response_format" if ask.structured_outputs is None else "structured_outputs"
+
+
+def _answer_grammar(wanted: ResponseFormat | None, outputs: StructuredOutputs | None) -> Grammar | None:
+    if outputs is not None:
+        return _output_grammar(outputs)
+    if wanted is None or wanted.type == "text":
+        return None
+    return json_object_grammar() if wanted.json_schema is None else json_schema_grammar(wanted.json_schema.schema_)
+
+
+def _output_grammar(outputs: StructuredOutputs) -> Grammar:
+    if outputs.json_ is not None:
+        return json_schema_grammar(outputs.json_)
+    if outputs.regex is not None:
+        return regex_grammar(outputs.regex)
+    if outputs.choice is not None:
+        return choice_grammar(outputs.choice)
+    return json_object_grammar() if outputs.grammar is None else user_grammar(outputs.grammar)

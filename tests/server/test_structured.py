@@ -1,0 +1,194 @@
+"""Structured output over HTTP: every form, both endpoints, whole and streamed, and what it costs."""
+
+import json
+import re
+import shutil
+
+import openai
+import pytest
+from pydantic import BaseModel
+
+from curator.deployments import set_mechanism
+from paclm import Workspace
+from paclm.server.openapi import ChatCompletion, Completion
+from server.live import serve
+from server.writer import Writer
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "unit": {"enum": ["C", "F"]}},
+    "required": ["city", "unit"],
+    "additionalProperties": False,
+}
+SAID = '{"city": "Rome", "unit": "C"}'
+FORMAT = {"type": "json_schema", "json_schema": {"name": "place", "schema": SCHEMA, "strict": True}}
+USER = [{"role": "user", "content": "where"}]
+
+
+@pytest.fixture(scope="module")
+def writer(small_tokenizer):
+    return Writer(small_tokenizer)
+
+
+@pytest.fixture(scope="module")
+def live(template, tmp_path_factory, chat_tokenizer, writer):
+    """A server whose model writes what a test wants it to, as far as the grammar allows."""
+    folder = tmp_path_factory.mktemp("structured") / "clinic"
+    shutil.copytree(template, folder)
+    set_mechanism(folder, per_token="2^-20", total="2^-4", support_size=40, charge="dissent")
+    with pytest.MonkeyPatch.context() as environment:
+        for name in ("PACLM_KEY", "PACLM_KEY_FILE", "PACLM_KEY_COMMAND", "PACLM_WITNESS"):
+            environment.delenv(name, raising=False)
+        with serve(Workspace.open(folder), writer, chat_tokenizer) as live:
+            environment.undo()
+            yield live
+
+
+@pytest.fixture
+def ask(live, writer):
+    """Ask for an answer of a model that wants to say this; returns the choice, and for a stream the joined pieces."""
+
+    def ask(text, path="chat/completions", dissent=0.0, headers=None, **fields):
+        writer.text, writer.dissent = text, dissent
+        prompt = {"messages": USER} if path.startswith("chat") else {"prompt": "where "}
+        body = {"model": "clinic", "max_tokens": 200, "temperature": 0, **prompt, **fields}
+        answer = live.http.post(f"/v1/{path}", json=body, headers=headers or {})
+        assert answer.status_code == 200, answer.text
+        if fields.get("stream"):
+            return joined(answer.text)
+        shape = ChatCompletion if path.startswith("chat") else Completion
+        shape.model_validate(answer.json())
+        return answer.json()["choices"][0]
+
+    return ask
+
+
+def events_of(text):
+    return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+
+
+def joined(text):
+    choices = [choice for event in events_of(text) for choice in event["choices"]]
+    content = "".join(choice.get("text") or choice.get("delta", {}).get("content") or "" for choice in choices)
+    return {"content": content, **{k: v for k, v in choices[-1].items() if k in ("finish_reason", "stop_reason")}}
+
+
+def text_of(choice):
+    return choice["text"] if "text" in choice else choice["message"]["content"]
+
+
+FORMS = {
+    "json_schema": ({"response_format": FORMAT}, SAID),
+    "json_object": ({"response_format": {"type": "json_object"}}, '{"a": [1, {"b": null}]}'),
+    "json": ({"structured_outputs": {"json": SCHEMA}}, SAID),
+    "json as text": ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, SAID),
+    "any object": ({"structured_outputs": {"json_object": True}}, '{"a": [1, {"b": null}]}'),
+    "regex": ({"structured_outputs": {"regex": r"[a-c]{3}-\d\d"}}, "abc-07"),
+    "choice": ({"structured_outputs": {"choice": ["yes", 'no\n"}']}}, 'no\n"}'),
+    "lark": ({"structured_outputs": {"grammar": 'start: "a" x\nx: /[0-9]+;/'}}, "a12;"),
+    "gbnf": ({"structured_outputs": {"grammar": 'root ::= "a" ("b" | "c") "!"'}}, "ac!"),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("path", ["chat/completions", "completions"])
+def test_every_form_is_kept_on_both_endpoints_whole_and_streamed(ask, name, path):
+    fields, wanted = FORMS[name]
+    whole = ask(wanted, path, **fields)
+    assert (text_of(whole), whole["finish_reason"]) == (wanted, "stop")
+    assert ask(wanted, path, stream=True, **fields) == {"content": wanted, "finish_reason": "stop"}
+    other = ask("What a question", path, max_tokens=12, **fields)  # which it wants to say, and may not
+    if other["finish_reason"] == "stop":
+        assert text_of(other) != "What a question"
+    assert "stop_reason" not in other
+    assert text_of(ask("What a question", path)) == "What a question"
+
+
+def test_text_is_the_form_that_asks_for_none(ask):
+    assert text_of(ask("any words", response_format={"type": "text"})) == "any words"
+
+
+def test_a_grammar_that_cannot_go_on_ends_the_answer_with_its_reason(ask):
+    fields = {"structured_outputs": {"grammar": 'start: "a" X\nX: /b+/ & /c+/'}}
+    choice = ask("ab", **fields)
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("length", "grammar")
+    assert ask("ab", stream=True, **fields) == {"content": "a", "finish_reason": "length", "stop_reason": "grammar"}
+
+
+def test_an_answer_that_is_too_long_is_cut_and_a_stop_string_ends_one(ask):
+    assert ask(SAID, response_format=FORMAT, max_tokens=4)["finish_reason"] == "length"
+    stopped = ask(SAID, response_format=FORMAT, stop=["Rome"])
+    assert (text_of(stopped), stopped["finish_reason"]) == ('{"city": "', "stop")
+
+
+def test_several_answers_and_echo(live, writer):
+    writer.text = SAID
+    body = {"model": "clinic", "prompt": ["a", "b"], "n": 2, "max_tokens": 99, "response_format": FORMAT, "echo": True}
+    answer = live.http.post("/v1/completions", json=body).json()
+    assert [choice["text"] for choice in answer["choices"]] == [f"a{SAID}"] * 2 + [f"b{SAID}"] * 2
+
+
+def test_only_places_with_a_choice_can_be_charged(live, writer, ask):
+    """Under `dissent`: each place where more than one token is allowed has dissent here, and is charged."""
+    account = live.curator.account
+    writer.num_allowed.clear()
+    choice = ask(SAID, dissent=1.0, response_format=FORMAT)
+    used = live.curator.account
+    assert json.loads(text_of(choice))["unit"] in ("C", "F")
+    free = sum(count > 1 for count in writer.num_allowed)
+    assert len(writer.num_allowed) == used.tokens - account.tokens
+    assert used.charged_tokens - account.charged_tokens == free < len(writer.num_allowed)
+
+
+def test_every_token_is_charged_where_every_token_is(start, small_tokenizer):
+    """And a model without a chat template keeps a form."""
+    live = start(engine=Writer(small_tokenizer, SAID), charge="every-token")
+    answer = live.complete(prompt="where ", max_tokens=60, response_format=FORMAT).json()
+    assert answer["choices"][0]["text"] == SAID
+    assert answer["usage"]["completion_tokens"] == live.curator.account.charged_tokens == live.spent_tokens
+    assert answer["privacy"]["charged_nats"] == live.curator.account.spent_nats
+
+
+def test_a_plan_and_a_stored_reply_know_the_form(live, writer, ask):
+    body = {"model": "clinic", "messages": USER, "max_tokens": 80, "response_format": FORMAT}
+    writer.text, writer.dissent = SAID, 0.0
+    plan = live.http.post("/v1/privacy/plan", json=body).json()
+    assert (plan["max_tokens"], plan["answers"]) == (80, 1)
+    key = {"idempotency-key": "structured-1"}
+    first = live.http.post("/v1/chat/completions", json=body, headers=key)
+    spent = live.spent_tokens
+    again = live.http.post("/v1/chat/completions", json=body, headers=key)
+    assert first.content == again.content
+    assert live.spent_tokens == spent
+    other = {**body, "response_format": {"type": "json_object"}}
+    assert live.http.post("/v1/chat/completions", json=other, headers=key).status_code == 409
+
+
+class Place(BaseModel):
+    city: str
+    unit: str
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # of the library's own models
+def test_the_official_client_parses_into_a_pydantic_model_and_takes_the_message_back(live, writer):
+    writer.text, writer.dissent = SAID, 0.0
+    with openai.OpenAI(base_url=f"{live.url}/v1", api_key=live.ward) as client:
+        options = {"model": "clinic", "max_tokens": 200, "temperature": 0}
+        parsed = client.chat.completions.parse(messages=USER, response_format=Place, **options).choices[0].message
+        assert parsed.parsed == Place(city="Rome", unit="C")
+        with client.chat.completions.stream(messages=USER, response_format=Place, **options) as stream:
+            assert stream.get_final_completion().choices[0].message.parsed == parsed.parsed
+        back = [*USER, parsed, *USER]
+        assert client.chat.completions.create(messages=back, **options).choices
+        assert client.chat.completions.create(messages=[*USER, parsed.model_dump(), *USER], **options).choices
+
+
+def test_a_real_model_keeps_the_form_under_the_promise_corpus_with_log_probabilities(corpus):
+    fields = {"structured_outputs": {"regex": "(yes|no), [a-z]{2}"}, "max_tokens": 40}
+    answer = corpus.complete(logprobs=2, **fields).json()["choices"][0]
+    assert re.fullmatch("(yes|no), [a-z]{2}", answer["text"])
+    assert answer["finish_reason"] == "stop"
+    assert "".join(answer["logprobs"]["tokens"]) == answer["text"]
+    chat = {"model": "clinic", "messages": USER, "logprobs": True, "top_logprobs": 3, **fields}
+    said = corpus.http.post("/v1/chat/completions", json=chat).json()["choices"][0]
+    assert "".join(entry["token"] for entry in said["logprobs"]["content"]) == said["message"]["content"]
