@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -194,16 +195,35 @@ class Grammars:
         self._vocabulary = vocabulary
         self._ll: LLTokenizer | None = None
         self._thread: ThreadPoolExecutor | None = None
+        self._waiting: dict[str, deque[tuple[Grammar, Future[GrammarState]]]] = {}
+        self._lock = threading.Lock()
 
-    def begin(self, grammar: Grammar) -> Future[GrammarState]:
-        """`start` in a thread of its own, so that other answers go on: llguidance does not hold Python's lock."""
+    def begin(self, grammar: Grammar, owner: str) -> Future[GrammarState]:
+        """`start` in a thread: llguidance does not hold Python's lock, so other answers go on. Owners take turns."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+        state: Future[GrammarState] = Future()
+        with self._lock:
+            self._waiting.setdefault(owner, deque()).append((grammar, state))
         before = threading.stack_size(_STACK_BYTES)
         try:
-            return self._thread.submit(self.start, grammar)
+            self._thread.submit(self._start_next)
         finally:
             threading.stack_size(before)
+        return state
+
+    def _start_next(self) -> None:
+        with self._lock:
+            owner = next(iter(self._waiting))
+            queue = self._waiting.pop(owner)
+            grammar, state = queue.popleft()
+            if queue:
+                self._waiting[owner] = queue  # behind the others
+        if state.set_running_or_notify_cancel():
+            try:
+                state.set_result(self.start(grammar))
+            except BaseException as error:  # a panic of llguidance too
+                state.set_exception(error)
 
     def close(self) -> None:
         """End the thread; what it has not begun is dropped."""
