@@ -1,7 +1,7 @@
 """Runs of small models with structured output: one run has a value of each feature, and everything seeded."""
 
 import shutil
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,6 +24,7 @@ from paclm.engine.kv_cache import PAGES
 from paclm.engine.launch import start_workers
 from paclm.engine.loading import open_engine
 from paclm.engine.weights import unsupported
+from paclm.engine.worker import run_worker
 from paclm.errors import BudgetExceeded
 from paclm.ledger.verify import verify
 from paclm.privacy.accounting import units_up
@@ -36,13 +37,17 @@ from structured.recorder import Recorder
 
 WORLDS = 6
 PER_TOKEN = 2.0**-8
+PAGE = PAGES["cpu"]
+"""Of processes that no test has changed."""
 NUM_PAID = 5
 """Tokens that a budget which ends too soon pays for."""
-MIXED = {
-    **{"release": "gaussian", "charge": "every-token", "budget": "ample", "grammar": "json", "decoder": "gumbel"},
-    **{"model": "gpt2", "layers": "all", "workers": 1, "page": 64, "chunk": 128, "support": 3, "stop": False},
-    **{"logprobs": None, "streams": 4},
-}
+MIXED = dict(
+    zip(
+        FEATURES,
+        ("gaussian", "json", "gpt2", "ample", "every-token", "gumbel", 1, "all", 64, 128, 3, False, None, 4),
+        strict=True,
+    )
+)
 """A row with grammars of all kinds in one batch."""
 STOP = ('"ok"', "-b", "sur", "]", "1")
 PROMPTS = (
@@ -121,9 +126,9 @@ class Lab:
         opened = Workspace.open(path)
         return with_dp_adapter(opened) if row["release"] == "dp" else opened
 
-    def engine(self, row, workspace, stack, adapters=None):
+    def engine(self, row, workspace, stack, adapters=None, worker=None):
         """With pages, chunks and workers as the row says; whatever is open is closed with the stack."""
-        runtime = RuntimeConfig(device="cpu", max_sequences=4, context=CONTEXT, prefill_chunk=row["chunk"])
+        runtime = RuntimeConfig(device="cpu", max_sequences=3, context=CONTEXT, prefill_chunk=row["chunk"])
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         patch.setitem(PAGES, "cpu", row["page"])
         file = workspace.adapters_path / (DP_FILE if row["release"] == "dp" else WORLDS_FILE)
@@ -132,9 +137,10 @@ class Lab:
             return open_engine(workspace, row["support"], runtime, adapters.as_public())
         if row["workers"] == 1:
             return open_engine(workspace, row["support"], runtime, adapters)
-        if row["model"] == "gpt2" and row["page"] == PAGES["cuda"] * 4:  # what other processes have
+        if worker is None and row["model"] == "gpt2" and row["page"] == PAGE:
             return open_engine(workspace, row["support"], runtime, adapters, self._processes())
-        return open_engine(workspace, row["support"], runtime, workers=stack.enter_context(joined(workspace)))
+        group = stack.enter_context(joined(workspace, worker or run_worker))
+        return open_engine(workspace, row["support"], runtime, workers=group)
 
     def logits(self, row, workspace, tokens):
         """Of every world and the public model, the last, after each token: (W, T, V), by the model's own code."""
@@ -183,11 +189,13 @@ class Lab:
 
     # --- one run ------------------------------------------------------------------------------------------------------
 
-    def run(self, row, number, kinds=None, change=lambda curator: None, curator_class=Curator, adapters=None):
+    def run(
+        self, row, number, kinds=None, change=lambda curator: None, curator_class=Curator, adapters=None, worker=None
+    ):
         """All answers of a row.
 
         kinds: of the grammars, where they are not the row's; None leaves a stream out. change: of the curator before
-        the first request. adapters: in the place of the workspace's.
+        the first request. adapters: in the place of the workspace's. worker: what rank 1 does, in a thread.
         """
         kinds = kinds or kinds_of(row)
         used = [kind for kind in kinds if kind is not None]
@@ -197,7 +205,7 @@ class Lab:
             charges = {} if row["release"] == "dp" else {"release": row["release"], "charge": row["charge"]}
             exhausted = {"on_exhausted": row["budget"]} if row["budget"] in ("public", "refuse") else {}
             workspace = self.workspace(row, per_token=PER_TOKEN, total=total, **charges, **exhausted)
-            recorder = Recorder(self.engine(row, workspace, stack, adapters))
+            recorder = Recorder(self.engine(row, workspace, stack, adapters, worker))
             with self.opened(row, workspace, recorder, number, curator_class) as decoder:
                 change(decoder)
                 streams, num_refused = submitted(decoder, requests_of(decoder, row, number, kinds))
@@ -269,10 +277,8 @@ def submitted(decoder, requests):
     """The streams, and how many requests were refused because the budget does not cover them."""
     streams = []
     for request in requests:
-        try:
+        with suppress(BudgetExceeded):
             streams.append(decoder.submit(request))
-        except BudgetExceeded:
-            pass
     return streams, len(requests) - len(streams)
 
 

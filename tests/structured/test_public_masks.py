@@ -10,12 +10,11 @@ import torch
 
 from paclm import Curator
 from paclm.curator import grammar
-from paclm.curator.grammar import Grammar, GrammarState, Grammars
+from paclm.curator.grammar import Grammar, Grammars, GrammarState
 from paclm.curator.redacted import Redacted
 from paclm.engine.adapters import AdapterStack
 from paclm.errors import InvalidInput
 from paclm.worlds.layout import WORLDS_FILE
-
 from structured.checks import check_masks
 from structured.recorder import allowed_ids
 from structured.runs import MIXED, NUM_PAID, PER_TOKEN, WORLDS, SeededNoise, set_secret
@@ -207,7 +206,7 @@ def test_where_nothing_says_so_nothing_is_found(lab):
 
 
 def test_a_grammar_that_remembers_other_answers_is_found(lab, monkeypatch):
-    """Two answers that follow one and the same state: masks of the one that is behind are wrong, or empty, which stops the curator."""
+    """Two answers follow one state: the mask of one of them is wrong, or is empty, which stops the curator."""
     start, states = Grammars.start, {}
     monkeypatch.setattr(Grammars, "start", lambda self, text: states.setdefault((id(self), text), start(self, text)))
     with pytest.raises((AssertionError, InvalidInput)):
