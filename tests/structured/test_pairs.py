@@ -182,6 +182,11 @@ def votes_of_worlds_in_another_order(patch):
     patch.setattr(Engine, "collect", turned)
 
 
+def votes_without_the_mask(patch):
+    launch = Engine.launch
+    patch.setattr(Engine, "launch", lambda self, handles, coins, tau, allowed: launch(self, handles, coins, tau, None))
+
+
 def agreed_tokens_are_free(patch):
     charges = Releaser.charges
     patch.setattr(
@@ -199,6 +204,7 @@ def agreed_tokens_are_charged(patch):
 WRONG = {
     masks_of_a_neighbour: "every-token",
     support_cut_before_the_mask: "every-token",
+    votes_without_the_mask: "every-token",
     votes_of_worlds_in_another_order: "every-token",
     agreed_tokens_are_free: "every-token",
     agreed_tokens_are_charged: "dissent",
@@ -209,8 +215,18 @@ WRONG = {
 def test_the_checks_notice(lab, sabotage, monkeypatch):
     row = {**MIXED, "charge": WRONG[sabotage]}
     sabotage(monkeypatch)
-    with pytest.raises((AssertionError, UnsoundState)):  # the ledger notices a charge that is too low by itself
+    with pytest.raises((AssertionError, UnsoundState)):  # the curator refuses some by itself
         check_run(lab, lab.run(row, 1))
+
+
+def test_nothing_is_released_or_charged_where_a_vote_is_for_a_forbidden_token(lab, monkeypatch):
+    votes_without_the_mask(monkeypatch)
+    opened = []
+    with pytest.raises(UnsoundState):
+        lab.run(MIXED, 1, change=opened.append)
+    (curator,) = opened
+    assert len(curator._engine.steps) == 1
+    assert (curator.account.tokens, curator.account.spent_units) == (0, 0)
 
 
 @pytest.mark.parametrize("charge", ["every-token", "dissent"])
