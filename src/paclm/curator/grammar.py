@@ -45,6 +45,11 @@ _MOST_REASON = 200
 """Characters of llguidance's reason that are shown."""
 _JSON_FORM = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 """One way to write a value: where only one token is possible, worlds cannot differ."""
+_LEAP_DAY = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)-02-29"
+_DATE = f"^([0-9]{{4}}-(0[13-9]|1[0-2])-|[0-9]{{4}}-02-([01][0-9]|2[0-8])|{_LEAP_DAY})"
+_TIME = ":[0-5][0-9]:[0-5][0-9]"
+_EXACT_FORMATS = {"date": _DATE, "time": _TIME, "date-time": f"{_DATE}.*{_TIME}"}
+"""Patterns for what llguidance's formats allow too much of: 29 February in every year, second 60 in every minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +79,23 @@ def json_rule(schema: dict[str, Any]) -> str:
     if any(len(text) > _MOST_FORCED for text in _forced_texts(schema)):
         raise InvalidInput(f"Names, const and enum of a JSON schema have at most {_MOST_FORCED:,} characters each.")
     try:
-        return "%json " + json.dumps({**schema, "x-guidance": _JSON_FORM}, allow_nan=False)
+        return "%json " + json.dumps({**_with_exact_formats(schema), "x-guidance": _JSON_FORM}, allow_nan=False)
     except (TypeError, ValueError, RecursionError):
         raise InvalidInput("The JSON schema is no JSON, or too deeply nested.") from None
+
+
+def _with_exact_formats(schema: Any) -> Any:
+    """The schema with a pattern beside each format of dates and times."""
+    if isinstance(schema, list):
+        return [_with_exact_formats(inside) for inside in schema]
+    if not isinstance(schema, dict):
+        return schema
+    values = ("const", "enum", "default", "examples")
+    found = {name: inside if name in values else _with_exact_formats(inside) for name, inside in schema.items()}
+    kind, others = schema.get("format"), found.get("allOf", [])
+    if isinstance(kind, str) and kind in _EXACT_FORMATS and isinstance(others, list):
+        found["allOf"] = [*others, {"pattern": _EXACT_FORMATS[kind]}]
+    return found
 
 
 def _forced_texts(schema: dict[str, Any]) -> Iterator[str]:
