@@ -16,7 +16,7 @@ UNCOMMITTED = (654321654321, 765432765432)
 """Two tokens with so many digits that no coin and no clock in a traceback has them by chance."""
 
 
-def build_workspace(path, texts, base_folder, num_worlds=WORLDS, spread=0.6, num_canaries=0, holdout=4):
+def build_workspace(path, texts, base_folder, num_worlds=WORLDS, spread=0.6, num_canaries=0, holdout=4, top=None):
     """A workspace over a few texts, whose worlds have random adapters that disagree now and then."""
     import torch
     from transformers import AutoTokenizer
@@ -38,7 +38,7 @@ def build_workspace(path, texts, base_folder, num_worlds=WORLDS, spread=0.6, num
         holdout=holdout,
         num_canaries=num_canaries,
     ).workspace
-    spec = AdapterSpec(rank=2, alpha=4.0)
+    spec = AdapterSpec(rank=2, alpha=4.0, top=top)
     targets = find_targets(load_model(base, torch.float32), spec)
     start = AdapterStack.initial(targets, spec, num_worlds, 3, base.fingerprint, coupled=False)
     generator = torch.Generator().manual_seed(5)
