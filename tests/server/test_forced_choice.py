@@ -43,6 +43,7 @@ OPEN = {
     "a definition": {"$ref": "#/$defs/note", "$defs": {"note": an_object(text=STRING)}},
     "one of one": {"allOf": [{"$ref": "#/$defs/note"}], "$defs": {"note": an_object(text=STRING)}, "title": "Note"},
     "a recursive definition": {"$ref": "#/$defs/node", "$defs": {"node": NODE}},
+    "a schema with a name": {"$id": "https://example.org/note", "$ref": "#/$defs/a", "$defs": {"a": STRING}},
     "an escaped definition": {"$ref": "#/$defs/a~1b~0", "$defs": {"a/b~": STRING}},
     "notes and texts that look like keywords": an_object(enum=STRING, pattern=STRING) | {"title": "x", "x-order": 3},
 }
@@ -57,6 +58,10 @@ CLOSED = {
     "an enum behind a reference that was followed": {
         "$defs": {"c": {"const": "diabetes"}},
         **an_object(a={"$ref": "#/$defs/c"}, b={"anyOf": [{"$ref": "#/$defs/c"}, NOTHING]}),
+    },
+    "a definition of another document": {
+        "$defs": {"c": STRING},
+        **an_object(a={"$id": "https://example.org/b", "$defs": {"c": CHOICE}, **an_object(b={"$ref": "#/$defs/c"})}),
     },
     "an enum in the values of a map": {"type": "object", "additionalProperties": CHOICE},
     "a union of fixed values": {"anyOf": [{"const": "diabetes"}, {"const": "asthma"}]},
@@ -107,6 +112,7 @@ def test_closed_schemas_are_named_without_their_text(name):
         *(None, "text", 3, {"anyOf": []}, {"anyOf": STRING}, {"enum": "a"}, {"type": "text"}, {"type": 3}),
         *({"properties": []}, {"required": "a"}, {"items": 3}, {"prefixItems": [3]}, {"prefixItems": 3}),
         *({"$ref": "https://example.org/a"}, {"$ref": "#/$defs/a"}, {"$ref": 3}),
+        {"$ref": "#/$defs/a%62", "$defs": {"a%62": STRING, "ab": CHOICE}},
     ],
 )
 def test_what_is_no_schema_is_refused(schema):

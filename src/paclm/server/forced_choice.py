@@ -20,7 +20,7 @@ from paclm.errors import InvalidInput
 
 _NOTES = frozenset(
     {
-        *("$schema", "$id", "$comment", "$defs", "definitions", "title", "description", "default"),
+        *("$schema", "$comment", "$defs", "definitions", "title", "description", "default"),
         *("examples", "example", "deprecated", "readOnly", "writeOnly"),
     }
 )
@@ -70,6 +70,8 @@ class _Walk:
             raise InvalidInput("The JSON schema is no schema.")
         self._count(depth)
         own = [key for key in schema if key not in _NOTES and not key.startswith("x-")]
+        if schema is self._root and "$id" in own:  # further inside, it would change what references mean
+            own.remove("$id")
         if unknown := next((key for key in own if key not in _KNOWN), None):
             return _closed(unknown)
         for alone in ("$ref", "allOf", "anyOf", "oneOf"):
@@ -152,8 +154,8 @@ class _Walk:
 
     def _resolve(self, reference: Any) -> Any:
         """The schema that a reference inside this document names."""
-        if not isinstance(reference, str) or not re.fullmatch(r"#(/.*)?", reference, re.DOTALL):
-            raise InvalidInput("A $ref must point into the schema itself, as in #/$defs/name.")
+        if not isinstance(reference, str) or not re.fullmatch(r"#(/[^%]*)?", reference):
+            raise InvalidInput("A $ref must point into the schema itself, as in #/$defs/name, without % signs.")
         found = self._root
         for part in reference.split("/")[1:]:
             name = part.replace("~1", "/").replace("~0", "~")
