@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from pathlib import Path
 
 import openai
 import pytest
@@ -10,6 +11,7 @@ from pydantic import BaseModel
 
 from curator.deployments import set_mechanism
 from paclm import Workspace
+from paclm.server.grammar_checks import without_words_of
 from paclm.server.openapi import ChatCompletion, Completion
 from server.live import serve
 from server.writer import Writer
@@ -192,3 +194,72 @@ def test_a_real_model_keeps_the_form_under_the_promise_corpus_with_log_probabili
     chat = {"model": "clinic", "messages": USER, "logprobs": True, "top_logprobs": 3, **fields}
     said = corpus.http.post("/v1/chat/completions", json=chat).json()["choices"][0]
     assert "".join(entry["token"] for entry in said["logprobs"]["content"]) == said["message"]["content"]
+
+
+@pytest.mark.parametrize(
+    ("field", "form"),
+    [
+        ("response_format", {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "zebra"}}}),
+        ("structured_outputs", {"json": {"$ref": "#/zebra"}}),
+        ("structured_outputs", {"regex": "(zebra"}),
+        ("structured_outputs", {"grammar": "start: zebra"}),
+        ("structured_outputs", {"grammar": "root ::= ( zebra"}),
+        ("structured_outputs", {"json": {"type": "string", "format": "zebra-é"}}),
+        ("structured_outputs", {"json": {"type": "object", "required": ["zebra"], "not": {}}}),
+        ("structured_outputs", {"regex": "z" * 100_001}),
+        ("tools", [{"type": "function", "function": {"name": "x", "parameters": {"type": "zebra"}}}]),
+    ],
+)
+def test_what_is_no_grammar_is_refused_before_anything_is_charged_and_not_repeated(live, field, form):
+    spent = live.spent_tokens
+    body = {"model": "clinic", "messages": USER, field: form}
+    answer = live.http.post("/v1/chat/completions", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
+    assert "zebra" not in answer.text
+    assert (live.spent_tokens, live.curator.reserved_units) == (spent, 0)
+    assert live.http.post("/v1/privacy/plan", json=body).status_code == 400
+
+
+def test_a_refusal_keeps_what_helps_and_hides_what_was_sent():
+    reason = 'Unimplemented keys: ["not", "zebra"]'
+    assert without_words_of('{"not": {}, "zebra": 1}', reason) == 'Unimplemented keys: ["not", "…"]'
+    assert without_words_of("zebra", "at zeb" + "r" * 200) == "at …"
+
+
+def example(language, word):
+    """A block of the page that users read."""
+    page = (Path(__file__).parents[2] / "docs" / "guide" / "server.md").read_text()
+    blocks = re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
+    (found,) = [block for block in blocks if word in block]
+    return found
+
+
+DOSE = '<tool_call>\n{"name": "dose", "arguments": {"drug": "ibuprofen"}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("word", "text", "printed"),
+    [
+        ("response_format=Visit", '{"complaint": "cough", "days": 3}', "complaint='cough' days=3"),
+        ("tools=tools", DOSE, DOSE),
+    ],
+)
+def test_the_examples_of_the_guide_run(live, writer, capsys, word, text, printed):
+    writer.text, writer.dissent = text, 0.0
+    code = example("python", word).replace("http://127.0.0.1:8000", live.url).replace('"none"', f'"{live.ward}"', 1)
+    names = {"__name__": "example"}
+    try:
+        exec(compile(code, "server.md", "exec"), names)
+    finally:
+        names["client"].close()
+    assert printed in capsys.readouterr().out
+    if text == DOSE:
+        assert names["messages"][-1]["content"] == "400 mg of ibuprofen"
+
+
+def test_the_curl_example_of_the_guide_is_answered(live, writer):
+    writer.text = "120/80 mmHg"
+    body = re.search(r"-d '(.*)'", example("bash", "structured_outputs"), re.DOTALL)
+    assert body is not None
+    answer = live.http.post("/v1/completions", content=body[1], headers={"content-type": "application/json"})
+    assert answer.json()["choices"][0]["text"] == "120/80 mmHg"

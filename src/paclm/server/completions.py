@@ -28,7 +28,7 @@ from paclm.server.responses_openapi import ResponseObject
 from paclm.server.responses_schemas import ResponseAsk
 from paclm.server.schemas import CompletionAsk, Prompt, check, is_large, parse_object, read_body
 from paclm.server.service import Service
-from paclm.server.structured import grammar_of
+from paclm.server.structured import field_of, grammar_of
 from paclm.server.tool_calls import conversation
 from paclm.server.tool_reply import ToolReply
 
@@ -99,22 +99,32 @@ async def prepare(
         fields = parse_object(body)
         ask: AnyAsk = check(shape or _shape_of(fields), fields)
         if not isinstance(ask, ResponseAsk):
-            return body, ask, await _requests(ask, caller, service, len(body))
+            return body, ask, await _requests(ask, service, caller.name, len(body))
         try:
-            return body, ask, await _requests(ask.as_chat(), caller, service, len(body))
+            return body, ask, await _requests(ask.as_chat(), service, caller.name, len(body))
         except Refused as refusal:
             refusal.param = _IN_RESPONSES.get(refusal.param, refusal.param)
             raise
 
 
-async def _requests(ask: Ask, caller: Caller, service: Service, num_bytes: int) -> list[CuratorRequest]:
+async def _requests(ask: Ask, service: Service, owner: str, num_bytes: int) -> list[CuratorRequest]:
     is_short = num_bytes <= _SHORT_BYTES and ask.answers_each == 1
-    grammar, run = None, service.tokenizing.run
-    if ask.is_structured:
-        grammar = grammar_of(ask) if is_short else await run(caller.name, grammar_of, ask)
+    grammar = await _checked_grammar(ask, service, owner, is_short=is_short) if ask.is_structured else None
     if is_short:
-        return requests_for(ask, service, caller.name, grammar)
-    return await run(caller.name, requests_for, ask, service, caller.name, grammar)
+        return requests_for(ask, service, owner, grammar)
+    return await service.tokenizing.run(owner, requests_for, ask, service, owner, grammar)
+
+
+async def _checked_grammar(ask: Ask, service: Service, owner: str, *, is_short: bool) -> Grammar | None:
+    """What the answers must look like, tried out before the curator sees it."""
+    grammar = grammar_of(ask) if is_short else await service.tokenizing.run(owner, grammar_of, ask)
+    if grammar is not None:
+        try:
+            await service.grammars.check(grammar, owner)
+        except Refused as refusal:
+            refusal.param = field_of(ask)
+            raise
+    return grammar
 
 
 def _shape_of(fields: dict[str, Any]) -> type[AnyAsk]:
