@@ -24,6 +24,8 @@ OPEN = {
     "cents": {"type": "number", "multipleOf": 0.01},
     "a share": {"type": "number", "minimum": 0, "maximum": 1},
     "a mark": {"type": "integer", "minimum": 1, "maximum": 5},
+    "an age": {"type": "integer", "exclusiveMinimum": 0, "maximum": 120},
+    "a number below": {"type": "integer", "maximum": 48},
     "a boolean": TRUTH,
     "a list": {"type": "array", "items": STRING, "minItems": 1, "maxItems": 3},
     "a tuple": {"type": "array", "prefixItems": [STRING, NUMBER], "items": False},
@@ -33,7 +35,9 @@ OPEN = {
     "nested objects": an_object(patient=an_object(name=STRING, notes={"type": "array", "items": an_object(on=STRING)})),
     "a fixed property": an_object(kind={"const": "note"}, text=STRING),
     "an enum of one": an_object(kind={"enum": ["note", "note"]}, text=STRING),
-    "one that may be null": an_object(name={"anyOf": [STRING, NOTHING]}, inner={"oneOf": [an_object(a=STRING), NOTHING]}),
+    "one that may be null": an_object(
+        name={"anyOf": [STRING, NOTHING]}, inner={"oneOf": [an_object(a=STRING), NOTHING]}
+    ),
     "two types": {"type": ["string", "null"]},
     "different types": {"anyOf": [STRING, NUMBER, {"type": "array", "items": STRING}]},
     "a definition": {"$ref": "#/$defs/note", "$defs": {"note": an_object(text=STRING)}},
@@ -75,6 +79,7 @@ CLOSED = {
     "a range": {"type": "integer", "minimum": 47, "maximum": 48},
     "a range with open ends": {"type": "number", "exclusiveMinimum": 46, "exclusiveMaximum": 49},
     "a range with two lower ends": {"type": "integer", "minimum": 0, "exclusiveMinimum": 8, "maximum": 10},
+    "a range below zero": {"type": "integer", "minimum": -1, "maximum": 1},
     "steps": {"type": "integer", "multipleOf": 47},
     "a range in two halves": {"allOf": [{"minimum": 47}, {"maximum": 48}]},
     "a range beside a definition": {"$ref": "#/$defs/a", "maximum": 48, "$defs": {"a": {"minimum": 47}}},
@@ -116,7 +121,10 @@ def test_deep_and_circular_schemas_end():
     with pytest.raises(InvalidInput, match="nested"):
         forced_choice(deep)
     assert forced_choice({"$ref": "#"}) is None
-    circle = {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "anyOf": [{"$ref": "#/$defs/a"}, STRING]}
+    circle = {
+        "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}},
+        "anyOf": [{"$ref": "#/$defs/a"}, STRING],
+    }
     with pytest.raises(InvalidInput, match="nested"):
         forced_choice(circle)
     wide = {"$defs": {str(i): {"anyOf": [{"$ref": f"#/$defs/{i + 1}"}] * 2} for i in range(60)} | {"60": STRING}}

@@ -99,20 +99,20 @@ async def prepare(
         fields = parse_object(body)
         ask: AnyAsk = check(shape or _shape_of(fields), fields)
         if not isinstance(ask, ResponseAsk):
-            return body, ask, await _requests(ask, service, caller.name, len(body))
+            return body, ask, await _requests(ask, caller, service, len(body))
         try:
-            return body, ask, await _requests(ask.as_chat(), service, caller.name, len(body))
+            return body, ask, await _requests(ask.as_chat(), caller, service, len(body))
         except Refused as refusal:
             refusal.param = _IN_RESPONSES.get(refusal.param, refusal.param)
             raise
 
 
-async def _requests(ask: Ask, service: Service, owner: str, num_bytes: int) -> list[CuratorRequest]:
+async def _requests(ask: Ask, caller: Caller, service: Service, num_bytes: int) -> list[CuratorRequest]:
     is_short = num_bytes <= _SHORT_BYTES and ask.answers_each == 1
-    grammar = await _checked_grammar(ask, service, owner, is_short=is_short) if ask.is_structured else None
+    grammar = await _checked_grammar(ask, service, caller.name, is_short=is_short) if ask.is_structured else None
     if is_short:
-        return requests_for(ask, service, owner, grammar)
-    return await service.tokenizing.run(owner, requests_for, ask, service, owner, grammar)
+        return requests_for(ask, service, caller.name, grammar)
+    return await service.tokenizing.run(caller.name, requests_for, ask, service, caller.name, grammar)
 
 
 async def _checked_grammar(ask: Ask, service: Service, owner: str, *, is_short: bool) -> Grammar | None:

@@ -13,7 +13,7 @@ from paclm.server.openai_format import Figures, Reply, event, quoted
 from paclm.server.refusals import Refused
 from paclm.server.responses_schemas import ResponseAsk
 from paclm.server.schemas import Strict
-from paclm.server.tool_calls import CallSplitter, Split
+from paclm.server.tool_calls import AnswerPart, CallSplitter
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
 
@@ -140,9 +140,9 @@ class ResponseReply(Reply):
 
     # --- the output -------------------------------------------------------------------------------------------------
 
-    def _split(self, text: str, *, is_last: bool) -> Split:
+    def _split(self, text: str, *, is_last: bool) -> AnswerPart:
         if self._splitter is None:
-            return Split(text, text, None, "")
+            return AnswerPart(text, text, None, "")
         return self._splitter.feed(text, is_last=is_last)
 
     def _new_item(self, name: str | None = None) -> OutputItem:
@@ -161,7 +161,7 @@ class ResponseReply(Reply):
         self._num_events += 1
         return f"event: {kind}\n".encode() + event(content)
 
-    def _show(self, split: Split, marks: Sequence[str], *, is_last: bool) -> bytes:
+    def _show(self, split: AnswerPart, marks: Sequence[str], *, is_last: bool) -> bytes:
         """Marks come with the first text that is shown."""
         events = []
         if not self._items and (split.content or (is_last and split.name is None)):

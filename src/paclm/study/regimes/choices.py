@@ -1,12 +1,12 @@
 """Forced choice: does an answer that is limited to a few values say more about the corpus than free text?
 
-Prefixes of a record are prompted for one token. In free text a caller sees whether it is the record's own next token. In
-a forced choice (`enum`, a grammar) the answer is limited: to that token and decoys to which the public model gives about
-the same probability, or a little more, others in every draw; to the record's next words and those of another record; to
-true or false. Where two texts differ, one token decides: what follows it is fixed, so one token is released everywhere.
+Prefixes of a record are prompted for one token. In free text a caller sees whether it is the record's own next token.
+In a forced choice (`enum`, a grammar) the answer is limited: to that token and decoys to which the public model gives
+about the same probability, or a little more, others in every draw; to the record's next words and those of another
+record; to true or false. Where two texts differ, one token decides and the rest is fixed, so one token is released.
 
-The same prefixes, the same number of queries; members are records of the corpus, others are held-out records. Each query
-is answered under a uniform belief against one secret, as in `meter`.
+The same prefixes, the same number of queries; members are records of the corpus, others are held-out records. Each
+query is answered under a uniform belief against one secret, as in `meter`.
 
 The public model is the null check: it has seen no record, so it must not separate members from others.
 """
@@ -109,7 +109,9 @@ def _observe(lab: Lab, scale: ChoicesScale, start: int, some: list[list[int]]) -
                 chances.setdefault(asked, []).append(np.mean([_chance(prefixes, q) for q in questions], axis=0))
                 for decoding in (GREEDY, GUMBEL):
                     for question in questions:
-                        votes = restricted_votes(engine, prefixes.hidden, question.support, decoding, coins[decoding.name])
+                        votes = restricted_votes(
+                            engine, prefixes.hidden, question.support, decoding, coins[decoding.name]
+                        )
                         wanted = question.wanted.cpu().numpy()
                         ballots.setdefault(f"{decoding.name}|{asked}", []).append(Ballots(votes, wanted))
     found: Arrays = {"record": np.concatenate(record), "features": np.concatenate(features)}
@@ -208,7 +210,9 @@ class _Asker:
         masks, wanted = [], []
         for length in prefixes.length.tolist():
             start = min(length, len(other) - self._scale.words)
-            true, false = (self._text(tokens[at : at + self._scale.words]) for tokens, at in ((own, length), (other, start)))
+            true, false = (
+                self._text(tokens[at : at + self._scale.words]) for tokens, at in ((own, length), (other, start))
+            )
             mask, decides = first_tokens(self._grammars, true, false)
             masks.append(mask)
             wanted.append(decides)
@@ -238,12 +242,12 @@ def first_tokens(grammars: Grammars, true: str, false: str) -> tuple[MaskArray, 
 
 
 def forced_questions(log_public: Tensor, truth: Tensor, size: int, margin: float, draws: int) -> list[Question]:
-    """The true token among decoys, other ones in every draw, whose log probabilities are nearest to its own + margin."""
+    """The true token and the decoys whose log probability is nearest to its own + margin; others in every draw."""
     import torch
 
     own = truth[:, None]
     distance = (log_public - log_public.gather(1, own) - margin).abs().scatter(1, own, torch.inf)
-    near = distance.topk(draws * (size - 1), dim=1, largest=False).indices.split(size - 1, dim=1)
+    near = distance.topk(draws * (size - 1), dim=1, largest=False).indices.chunk(draws, dim=1)
     return [Question(by_logit(log_public, torch.cat([own, decoys], 1)), own) for decoys in near]
 
 
@@ -357,10 +361,10 @@ def _promised(lab: Lab, source: str) -> Row:
 def _notes(lab: Lab, candidates: Candidates, scale: ChoicesScale) -> list[str]:
     others = int((~candidates.is_member).sum())
     notes = [
-        "The promise `half` does not cover this question. Gain: AUC less that of the same attack on free text, at the same "
-        "prefixes and as many queries, errors over the same resampled groups of records.",
-        "reference: how much more often than the public model would, without knowing any other record. The public model's "
-        "own answers are the null check.",
+        "The promise `half` does not cover this question. Gain: AUC less that of the same attack on free text, at the "
+        "same prefixes and as many queries, errors over the same resampled groups of records.",
+        "reference: how much more often than the public model would, without knowing any other record. The public "
+        "model's own answers are the null check.",
     ]
     if others < 100:
         notes.append(f"With {others} records held out, 1 % false positives means none.")
@@ -371,7 +375,9 @@ def _verdicts(result: Result) -> list[str]:
     """The null check, the DP bound, and whether forced choice beats free text."""
     rows, lines = result.rows, []
     null = max(abs(row["auc"] - 0.5) / max(row["auc_stderr"], 1e-12) for row in rows if row["source"] == "public")
-    lines.append(f"{'ALARM: ' * (null > _ALARM)}public model, largest distance from a guess: {null:.1f} standard errors.")
+    lines.append(
+        f"{'ALARM: ' * (null > _ALARM)}public model, largest distance from a guess: {null:.1f} standard errors."
+    )
     if bounded := [row for row in rows if row["source"] == "dp"]:
         worst = max((row["auc"] - row["auc_bound"]) / max(row["auc_stderr"], 1e-12) for row in bounded)
         most, bound = max(row["auc"] for row in bounded), bounded[0]["auc_bound"]
@@ -385,8 +391,12 @@ REGIME = Regime(
     title="Forced choice",
     question="Does an answer limited to a few values say more about the corpus than free text?",
     presets={
-        "quick": ChoicesScale(records=24, tokens=64, stride=2, draws=2, choices=(2, 4), margins=(1.0,), words=6, sequences=16),
-        "paper": ChoicesScale(records=512, tokens=256, stride=1, draws=4, choices=(2, 4, 16), margins=(1.0, 2.0), words=6, sequences=32),
+        "quick": ChoicesScale(
+            records=24, tokens=64, stride=2, draws=2, choices=(2, 4), margins=(1.0,), words=6, sequences=16
+        ),
+        "paper": ChoicesScale(
+            records=512, tokens=256, stride=1, draws=4, choices=(2, 4, 16), margins=(1.0, 2.0), words=6, sequences=32
+        ),
     },
     run=run,
     verdicts=_verdicts,
