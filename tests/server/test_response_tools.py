@@ -172,7 +172,7 @@ def test_every_form_is_kept_and_comes_back_with_the_answer(ask, name):
     assert (said(other)[0] == "What a question") == (name == "text")
 
 
-CHOICES = [None, "auto", "required", {"type": "function", "name": "weather"}]
+CHOICES = [None, "required", {"type": "function", "name": "weather"}]
 
 
 @pytest.mark.parametrize("choice", CHOICES)
