@@ -45,10 +45,12 @@ def forced_choice_of(ask: Ask) -> str | None:
         schemas.append(outputs.json_)
     if wanted is not None and wanted.json_schema is not None:
         schemas.append(wanted.json_schema.schema_)
+    has_form = (wanted is not None and wanted.type != "text") or outputs is not None
+    if functions and has_form:
+        return "A tool call or an answer in a form of its own is a choice between two that the caller wrote."
     try:
-        if isinstance(ask, ChatAsk) and ask.must_call and len(functions) > 1:
-            return forced_tool_choice("required", schemas)
-        return next((reason for schema in schemas if (reason := forced_choice(schema))), None)
+        must_call = isinstance(ask, ChatAsk) and ask.must_call
+        return forced_tool_choice("required" if must_call else "auto", schemas)
     except InvalidInput as error:
         raise invalid(str(error), field_of(ask)) from None
 
