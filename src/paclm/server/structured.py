@@ -12,7 +12,7 @@ from paclm.curator.grammar import (
 )
 from paclm.errors import InvalidInput
 from paclm.server.chat_schemas import Ask, ChatAsk
-from paclm.server.forced_choice import forced_choice, forced_tool_choice
+from paclm.server.forced_choice import forced_tool_choice
 from paclm.server.refusals import invalid
 from paclm.server.schemas import ResponseFormat, StructuredOutputs
 from paclm.server.tool_calls import call_grammar, call_or_answer_grammar, call_or_text_grammar
