@@ -269,3 +269,19 @@ def test_prompts_are_added_under_the_name_of_their_key(make, open_curator):
         for tag in ("ward", "desk"):
             curator.generate("the", 1, tag=tag)
     assert engine.owners == ["ward", "desk"]
+
+
+def test_a_commit_that_fails_leaves_no_grammar_that_has_followed_the_token(make, open_curator, monkeypatch):
+    """Its next mask would tell the token, which is not charged."""
+    with open_curator(make(), engine=ScriptedEngine()) as curator:
+        stream = curator.submit(curator.request("the", 9, json_schema={"type": "object"}))
+        curator.step()
+
+        def failing(*args):
+            assert stream.grammar is not None  # the next step has been launched with it
+            raise OSError("no space left")
+
+        monkeypatch.setattr(curator._custody.ledger, "commit", failing)
+        with pytest.raises(OSError, match="no space"):
+            curator.step()
+        assert (len(stream.tokens), stream.grammar) == (1, None)

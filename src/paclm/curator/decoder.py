@@ -360,6 +360,8 @@ class Decoder(ABC, Generic[Answer]):
             yield
         except BaseException as failure:
             self._failure = type(failure).__name__
+            for stream in self._running:
+                stream.grammar = None  # it may have followed a token that is not committed
             raise
 
     def _refuse_if_stopped(self) -> None:
