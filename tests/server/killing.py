@@ -216,6 +216,7 @@ class Killing:
                     "prompt": f"the patient number {chance.randrange(100)} has",
                     "max_tokens": chance.randint(1, TOKENS),
                     "stream": chance.random() < 0.8,
+                    "response_format": {"type": chance.choice(["text", "json_object"])},
                 },
             )
             self._last.append(asked)
