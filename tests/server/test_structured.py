@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from curator.deployments import set_mechanism
 from paclm import Workspace
+from paclm.config import ServerConfig
 from paclm.server.grammar_checks import without_words_of
 from paclm.server.openapi import ChatCompletion, Completion
 from server.live import serve
@@ -263,3 +264,59 @@ def test_the_curl_example_of_the_guide_is_answered(live, writer):
     assert body is not None
     answer = live.http.post("/v1/completions", content=body[1], headers={"content-type": "application/json"})
     assert answer.json()["choices"][0]["text"] == "120/80 mmHg"
+
+
+# --- forced choice ----------------------------------------------------------------------------------------------------
+
+OPEN = {**SCHEMA, "properties": {"city": {"type": "string"}, "unit": {"type": "string"}}}
+
+
+@pytest.fixture(scope="module")
+def careful(template, tmp_path_factory, chat_tokenizer, small_tokenizer):
+    """A server with the settings that it has if its operator sets none."""
+    folder = tmp_path_factory.mktemp("careful") / "clinic"
+    shutil.copytree(template, folder)
+    set_mechanism(folder, per_token="2^-20", total="2^-4", support_size=40)
+    with serve(Workspace.open(folder), Writer(small_tokenizer), chat_tokenizer, settings=ServerConfig()) as live:
+        yield live
+
+
+def tools_of(*schemas):
+    return [{"type": "function", "function": {"name": f"f{i}", "parameters": s}} for i, s in enumerate(schemas)]
+
+
+CLOSED = {
+    "response_format": {"response_format": FORMAT},
+    "json": {"structured_outputs": {"json": SCHEMA}},
+    "regex": {"structured_outputs": {"regex": "yes|no"}},
+    "choice": {"structured_outputs": {"choice": ["yes", "no"]}},
+    "grammar": {"structured_outputs": {"grammar": 'start: "a" | "b"'}},
+    "a tool's schema": {"tools": tools_of(SCHEMA)},
+    "one of two tools": {"tools": tools_of(OPEN, OPEN), "tool_choice": "required"},
+}
+
+
+@pytest.mark.parametrize("fields", CLOSED.values(), ids=CLOSED)
+def test_a_forced_choice_is_refused_unless_the_operator_allows_it(careful, live, fields):
+    body = {"model": "clinic", "messages": USER, "max_tokens": 1, **fields}
+    before = careful.http.get("/v1/privacy").json()["spent_nats"]
+    answer = careful.http.post("/v1/chat/completions", json=body)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "forced_choice")
+    assert "forced_choice = true" in answer.json()["error"]["message"]
+    assert not {"yes", "unit", "Rome"} & set(re.findall(r"\w+", answer.text)), "an error repeats no text of a schema"
+    assert live.http.post("/v1/chat/completions", json=body).status_code == 200
+    assert careful.http.get("/v1/privacy").json()["spent_nats"] == before
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": {"type": "json_object"}},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "place", "schema": OPEN}}},
+        {"tools": tools_of(OPEN, OPEN)},
+        {"tools": tools_of(OPEN), "tool_choice": "required"},
+    ],
+)
+def test_a_schema_without_alternatives_of_the_caller_is_open(careful, fields):
+    body = {"model": "clinic", "messages": USER, "max_tokens": 1, **fields}
+    assert careful.http.post("/v1/chat/completions", json=body).status_code == 200

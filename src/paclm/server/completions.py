@@ -28,7 +28,7 @@ from paclm.server.responses_openapi import ResponseObject
 from paclm.server.responses_schemas import ResponseAsk
 from paclm.server.schemas import CompletionAsk, Prompt, check, is_large, parse_object, read_body
 from paclm.server.service import Service
-from paclm.server.structured import field_of, grammar_of
+from paclm.server.structured import field_of, forced_choice_of, grammar_of
 from paclm.server.tool_calls import conversation
 from paclm.server.tool_reply import ToolReply
 
@@ -47,6 +47,10 @@ _IN_RESPONSES: dict[str | None, str] = {
     "response_format": "text.format",
 }
 """What fields of a chat are called in `/v1/responses`."""
+_FORCED_CHOICE = (
+    "A forced choice says more about the private records than free text does, so this server refuses it. Its operator "
+    "can allow it: forced_choice = true in [server]."
+)
 _SHORT_BYTES = 4096
 """A body up to this length is tokenized at once: that takes less time than the way to a thread and back."""
 
@@ -117,6 +121,8 @@ async def _requests(ask: Ask, caller: Caller, service: Service, num_bytes: int) 
 
 async def _checked_grammar(ask: Ask, service: Service, owner: str, *, is_short: bool) -> Grammar | None:
     """What the answers must look like, tried out before the curator sees it."""
+    if not service.allows_forced_choice and (reason := forced_choice_of(ask)) is not None:
+        raise invalid(f"{reason} {_FORCED_CHOICE}", field_of(ask), "forced_choice")
     grammar = grammar_of(ask) if is_short else await service.tokenizing.run(owner, grammar_of, ask)
     if grammar is not None:
         try:

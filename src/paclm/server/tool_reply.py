@@ -8,7 +8,7 @@ from paclm.curator.streams import FinishReason, Piece, Tokenizer
 from paclm.server.chat_schemas import ChatAsk
 from paclm.server.curator_client import Transcript
 from paclm.server.openai_format import ChatReply, Figures, ending
-from paclm.server.tool_calls import CallSplitter, AnswerPart
+from paclm.server.tool_calls import AnswerPart, CallSplitter
 
 
 class ToolReply(ChatReply):
