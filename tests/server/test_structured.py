@@ -253,6 +253,7 @@ CLOSED = {
     "choice": {"structured_outputs": {"choice": ["yes", "no"]}},
     "grammar": {"structured_outputs": {"grammar": 'start: "a" | "b"'}},
     "a tool's schema": {"tools": tools_of(SCHEMA)},
+    "one of two tools or JSON": {"tools": tools_of(OPEN, OPEN), "response_format": {"type": "json_object"}},
     "one of two tools": {"tools": tools_of(OPEN, OPEN), "tool_choice": "required"},
 }
 

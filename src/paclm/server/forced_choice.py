@@ -6,7 +6,7 @@ number of values makes no difference: a caller can add values that no world woul
 
 Open are strings, numbers, arrays, objects whose properties are all required, nested in any way, and unions of
 different JSON types: there the caller writes the frame, but no alternatives. Booleans and integers of few values are
-closed: what is asked is in their name. A keyword that is not known to be open counts as closed. Knows no grammar engine.
+closed: what is asked is in their name. So is every keyword that is not known to be open. Knows no grammar engine.
 """
 
 from __future__ import annotations

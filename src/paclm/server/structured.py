@@ -46,7 +46,8 @@ def forced_choice_of(ask: Ask) -> str | None:
     if wanted is not None and wanted.json_schema is not None:
         schemas.append(wanted.json_schema.schema_)
     try:
-        if isinstance(ask, ChatAsk) and ask.must_call and len(functions) > 1:
+        is_free = isinstance(ask, ChatAsk) and not ask.must_call and len(schemas) == len(functions)  # may be text
+        if not is_free and len(functions) > 1:
             return forced_tool_choice("required", schemas)
         return next((reason for schema in schemas if (reason := forced_choice(schema))), None)
     except InvalidInput as error:
