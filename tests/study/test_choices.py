@@ -60,16 +60,16 @@ def test_votes_of_a_forced_choice_are_those_of_a_masked_step(small_lab, decoding
     engine = small_lab.engine(small_lab.worlds_name, sequences=1, context=32)
     tokens = list(small_lab.test_passages[0].tokens[:13])
     for prefixes in list(choices._prefixes(engine, 0, tokens, 4)):
-        for question in choices.forced_questions(prefixes.log_public, prefixes.truth, 4, 0.5, 2):
-            own = choices.restricted_votes(engine, prefixes.hidden, question.support, decoding, Coins(5))
+        for query in choices.forced_queries(prefixes.log_public, prefixes.truth, 4, 0.5, 2):
+            own = choices.restricted_votes(engine, prefixes.hidden, query.support, decoding, Coins(5))
             step = Coins(5)
             for row, length in enumerate(prefixes.length.tolist()):
                 coins = step.gumbel(engine.support_size)[None] if decoding.temperature else None
-                mask = mask_of(question.support[row].tolist(), engine.vocabulary)
+                mask = mask_of(query.support[row].tolist(), engine.vocabulary)
                 handle = engine.add(tokens[:length], 1)
                 ballot = engine.step([handle], coins, decoding.temperature, allowed=mask)
                 engine.remove(handle)
-                assert ballot.support[0, :4].tolist() == question.support[row].tolist()
+                assert ballot.support[0, :4].tolist() == query.support[row].tolist()
                 assert [*ballot.votes[0].tolist(), int(ballot.public[0])] == own[row].tolist()
 
 
@@ -77,7 +77,7 @@ def test_decoys_are_as_likely_as_the_true_token_and_others_in_every_draw():
     log_public = torch.randn(6, 300, generator=torch.Generator().manual_seed(0)).log_softmax(-1)
     truth = log_public.topk(20).indices[:, -1]
     for margin in (0.0, 1.0):
-        first, second = choices.forced_questions(log_public, truth, 3, margin, 2)
+        first, second = choices.forced_queries(log_public, truth, 3, margin, 2)
         for row in range(6):
             assert not set(first.support[row].tolist()) & set(second.support[row].tolist()) - {int(truth[row])}
             ahead = log_public[row, first.support[row]] - log_public[row, truth[row]] - margin

@@ -105,8 +105,8 @@ def _forced_texts(schema: dict[str, Any]) -> Iterator[str]:
         value, is_forced = todo.pop()
         if isinstance(value, dict):
             for name, inside in value.items():
-                if is_forced or name == "properties":
-                    yield from (key for key in (inside if isinstance(inside, dict) else ()) if isinstance(key, str))
+                names = [name] if is_forced else inside if name == "properties" and isinstance(inside, dict) else ()
+                yield from (text for text in names if isinstance(text, str))
                 todo.append((inside, is_forced or name in ("const", "enum")))
         elif isinstance(value, list):
             todo += [(inside, is_forced) for inside in value]

@@ -87,7 +87,7 @@ def _arguments(call: ToolCall) -> Any:
 
 
 def _add_as_text(messages: list[dict[str, Any]], message: Message) -> None:
-    """Calls in the form above. The results of a turn's calls become one message of the user, with what follows."""
+    """Calls in the form above. Results of calls, and what the user says next, become one message of the user."""
     role, text = message.template_role, message.text
     for call in message.tool_calls or ():
         written = json.dumps({"name": call.function.name, "arguments": _arguments(call)}, ensure_ascii=False)
