@@ -302,7 +302,8 @@ DOSE = '<tool_call>\n{"name": "dose", "arguments": {"drug": "ibuprofen"}}\n</too
     ("word", "text", "printed"),
     [
         ("response_format=Visit", '{"complaint": "cough", "days": 3}', "complaint='cough' days=3"),
-        ("tools=tools", DOSE, DOSE),
+        ("messages=messages, tools=tools", DOSE, DOSE),
+        ("input=history, tools=tools", DOSE, DOSE),
     ],
 )
 def test_the_examples_of_the_guide_run(careful, capsys, word, text, printed):
@@ -317,7 +318,8 @@ def test_the_examples_of_the_guide_run(careful, capsys, word, text, printed):
         names["client"].close()
     assert printed in capsys.readouterr().out
     if text == DOSE:
-        assert names["messages"][-1]["content"] == "400 mg of ibuprofen"
+        result = names["messages"][-1]["content"] if "messages" in names else names["history"][-1]["output"]
+        assert result == "400 mg of ibuprofen"
 
 
 def test_the_curl_example_of_the_guide_is_answered(careful):
