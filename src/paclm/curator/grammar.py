@@ -85,13 +85,18 @@ def json_rule(schema: dict[str, Any]) -> str:
 
 
 def _with_exact_formats(schema: Any) -> Any:
-    """The schema with a pattern beside each format of dates and times."""
+    """The schema with a pattern beside each format that allows too much."""
     if isinstance(schema, list):
         return [_with_exact_formats(inside) for inside in schema]
     if not isinstance(schema, dict):
         return schema
-    values = ("const", "enum", "default", "examples")
-    found = {name: inside if name in values else _with_exact_formats(inside) for name, inside in schema.items()}
+    found: dict[str, Any] = {}
+    for name, inside in schema.items():
+        if name in ("properties", "patternProperties", "$defs", "definitions") and isinstance(inside, dict):
+            found[name] = {key: _with_exact_formats(value) for key, value in inside.items()}  # keys are no keywords
+        else:
+            values = ("const", "enum", "default", "examples")
+            found[name] = inside if name in values else _with_exact_formats(inside)
     kind, others = schema.get("format"), found.get("allOf", [])
     if isinstance(kind, str) and kind in _EXACT_FORMATS and isinstance(others, list):
         found["allOf"] = [*others, {"pattern": _EXACT_FORMATS[kind]}]

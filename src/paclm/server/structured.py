@@ -12,7 +12,7 @@ from paclm.curator.grammar import (
 )
 from paclm.errors import InvalidInput
 from paclm.server.chat_schemas import Ask, ChatAsk
-from paclm.server.forced_choice import forced_choice, forced_tool_choice
+from paclm.server.forced_choice import forced_tool_choice
 from paclm.server.refusals import invalid
 from paclm.server.schemas import ResponseFormat, StructuredOutputs
 from paclm.server.tool_calls import call_grammar, call_or_answer_grammar, call_or_text_grammar
@@ -45,11 +45,12 @@ def forced_choice_of(ask: Ask) -> str | None:
         schemas.append(outputs.json_)
     if wanted is not None and wanted.json_schema is not None:
         schemas.append(wanted.json_schema.schema_)
+    has_form = (wanted is not None and wanted.type != "text") or outputs is not None
+    if functions and has_form:
+        return "A tool call or an answer in a form of its own is a choice between two that the caller wrote."
     try:
-        has_form = outputs is not None or (wanted is not None and wanted.type != "text")
-        if isinstance(ask, ChatAsk) and len(functions) > 1 and (ask.must_call or has_form):  # never free text
-            return forced_tool_choice("required", schemas)
-        return next((reason for schema in schemas if (reason := forced_choice(schema))), None)
+        must_call = isinstance(ask, ChatAsk) and ask.must_call
+        return forced_tool_choice("required" if must_call else "auto", schemas)
     except InvalidInput as error:
         raise invalid(str(error), field_of(ask)) from None
 
