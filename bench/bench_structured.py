@@ -22,9 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import jsonschema_rs
 import numpy as np
-from jsonschema import Draft202012Validator, FormatChecker
-from jsonschema.exceptions import ValidationError
 
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tests")]
@@ -158,13 +157,7 @@ _NOTHING = object()
 
 
 def is_valid(value: Any, schema: dict[str, Any]) -> bool:
-    if value is _NOTHING:
-        return False
-    try:
-        Draft202012Validator(schema, format_checker=FormatChecker()).validate(value)
-    except ValidationError:
-        return False
-    return True
+    return value is not _NOTHING and jsonschema_rs.is_valid(schema, value, validate_formats=True)
 
 
 def main() -> None:

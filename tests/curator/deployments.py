@@ -16,7 +16,7 @@ UNCOMMITTED = (654321654321, 765432765432)
 """Two tokens with so many digits that no coin and no clock in a traceback has them by chance."""
 
 
-def build_workspace(path, texts, base_folder, num_worlds=WORLDS, spread=0.6, num_canaries=0, holdout=4):
+def build_workspace(path, texts, base_folder, num_worlds=WORLDS, spread=0.6, num_canaries=0, holdout=4, top=None):
     """A workspace over a few texts, whose worlds have random adapters that disagree now and then."""
     import torch
     from transformers import AutoTokenizer
@@ -38,7 +38,7 @@ def build_workspace(path, texts, base_folder, num_worlds=WORLDS, spread=0.6, num
         holdout=holdout,
         num_canaries=num_canaries,
     ).workspace
-    spec = AdapterSpec(rank=2, alpha=4.0)
+    spec = AdapterSpec(rank=2, alpha=4.0, top=top)
     targets = find_targets(load_model(base, torch.float32), spec)
     start = AdapterStack.initial(targets, spec, num_worlds, 3, base.fingerprint, coupled=False)
     generator = torch.Generator().manual_seed(5)
@@ -131,13 +131,14 @@ class ScriptedEngine:
         del self.sequences[handle], self.limits[handle], self.unread[handle]
 
     def launch(self, handles, coins, temperature, allowed):
-        assert allowed is None, "these votes follow no grammar"
         assert self.launched is None, "one step at a time"
         assert len(set(handles)) == len(handles) > 0
         assert all(self.is_ready(handle) for handle in handles)
         assert coins.shape == (len(handles), self.support_size)
         contexts = [list(self.sequences[handle]) for handle in handles]
         self.launched = list(zip(handles, contexts, coins, temperature, strict=True))
+        if allowed is not None:
+            self.launched = [(*row, mask) for row, mask in zip(self.launched, allowed, strict=True)]
 
     def collect(self):
         assert self.launched is not None, "nothing was launched"
@@ -157,17 +158,26 @@ class ScriptedEngine:
         _, votes, _ = self._vote(list(context), no_coins if coins is None else coins, 0.0 if coins is None else 1.0)
         return votes, np.zeros(1)
 
-    def _vote(self, tokens, coins, temperature):
+    def _vote(self, tokens, coins, temperature, mask=None):
         rng = np.random.default_rng(tokens)
-        support = np.sort(rng.choice(np.arange(1, self.vocabulary), self.support_size, replace=False))
-        score = rng.normal(size=self.support_size) + temperature * coins
-        first, second, third = np.argsort(-score)[:3]
+        candidates = np.arange(1, self.vocabulary) if mask is None else allowed_tokens(mask)
+        size = min(self.support_size, candidates.size)
+        support = np.full(self.support_size, -1)
+        support[:size] = np.sort(rng.choice(candidates, size, replace=False))
+        score = rng.normal(size=size) + temperature * coins[:size]
+        ranks = np.argsort(-score)
+        first, second, third = ranks[np.minimum((0, 1, 2), size - 1)]
         votes = np.full(self.num_worlds, support[first])
         if rng.random() < self.dissent:
             others = rng.permutation(self.num_worlds)[: rng.integers(2, self.num_worlds)]
             votes[others] = support[second]
             votes[others[: self.distinct - 2]] = support[third]
         return support, votes, int(support[first])
+
+
+def allowed_tokens(mask):
+    """Token ids whose bit is set."""
+    return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
 
 
 def _ballot(rows):

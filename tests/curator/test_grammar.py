@@ -130,14 +130,71 @@ def test_what_cannot_be_built_is_refused(built, text):
         built.start(Grammar(text))
 
 
-def test_grammars_are_kept_but_not_all_of_them(small_tokenizer, monkeypatch):
-    monkeypatch.setattr(grammars, "_KEPT", 2)
-    built, made = Grammars(small_tokenizer, len(small_tokenizer)), []
-    monkeypatch.setattr(built, "_build", lambda grammar, build=built._build: made.append(grammar) or build(grammar))
-    a, b, c = (choice_grammar([text]) for text in ("a", "b", "c"))
-    for grammar in (a, a, b, a, c, a, b):
-        built.start(grammar)
-    assert made == [a, b, c, b]
+def follow(state, tokens):
+    """The masks before each of these tokens, and after the last."""
+    masks = [state.allowed]
+    for token in tokens:
+        state.advance(token)
+        masks.append(state.allowed)
+    return masks
+
+
+def take(state, num, seed=1):
+    """Random tokens of those that are allowed, as long as there are any."""
+    draw, tokens = np.random.default_rng(seed), []
+    while len(tokens) < num and state.allowed.any():
+        tokens.append(int(draw.choice(allowed(state))))
+        state.advance(tokens[-1])
+    return tokens
+
+
+def test_an_answer_that_hits_a_limit_does_not_change_the_masks_of_another(built, monkeypatch):
+    """Copies of one matcher share their lexer: with them, all others fail here once the first has failed."""
+    from llguidance import LLParserLimits
+
+    monkeypatch.setattr(grammars, "_limits", lambda: LLParserLimits(max_lexer_states=100, verbose_errors=False))
+    grammar = regex_grammar("[a-z ]{1,400}")
+    tokens = take(built.start(grammar), num=3)
+    alone = follow(built.start(grammar), tokens)
+    begun, failing = built.start(grammar), built.start(grammar)
+    take(failing, num=200)
+    assert failing.has_failed
+    for other in (begun, built.start(grammar)):
+        assert all((a == b).all() for a, b in zip(alone, follow(other, tokens), strict=True))
+
+
+def test_bytes_that_must_follow_are_limited(built):
+    """llguidance tokenizes all of them for each mask, and no limit of its own counts that."""
+    word = "lorem ipsum " * 40
+    endless = user_grammar(f'start: "{word}" start')
+    with pytest.raises(InvalidInput, match="too much work"):
+        built.start(endless)
+    later = built.start(user_grammar(f'start: /[ab]/ rest\nrest: "{word}" rest'))
+    assert not later.has_failed
+    later.advance(allowed(later)[0])
+    assert later.has_failed
+    built.start(user_grammar(f'start: "{word}"'))
+    with pytest.raises(InvalidInput, match="4,096"):
+        json_schema_grammar({"properties": {"x": {"enum": [1, ["y", {"z": "w" * 4097}]]}}})
+    with pytest.raises(InvalidInput, match="4,096"):
+        json_schema_grammar({"anyOf": [{"type": "object", "properties": {"w" * 4097: {}}}]})
+    json_schema_grammar({"description": "w" * 5000, "const": "w" * 4096})
+
+
+@pytest.mark.parametrize(
+    "text", ['{"grammars": []}', ' {"lark_grammar": ""}', '%llguidance {"no_forcing": true}\nstart: "a"']
+)
+def test_options_of_llguidance_cannot_be_set(text):
+    with pytest.raises(InvalidInput, match="Lark or GBNF"):
+        user_grammar(text)
+
+
+@pytest.mark.parametrize(
+    "text", ['root ::= "\\', "root ::= [^", "root ::= a{" + "9" * 5000 + "}", "root ::= " + "(" * 2000]
+)
+def test_broken_gbnf_is_refused(text):
+    with pytest.raises(InvalidInput, match="no GBNF"):
+        user_grammar(text)
 
 
 def test_any_object_is_json(small_tokenizer, built):

@@ -104,7 +104,6 @@ def answers_until_stopped(end):
         ("ward", [[1], 4, 0.0, [], 2**128, None, None]),
         ("ward", [[1], 4, 0.0, [], None, 21, None]),
         ("ward", [[1], 4, 0.0, [], None, None, ""]),
-        ("ward", [[1], 4, 0.0, [], None, None, "no grammar"]),
         ("ward", [[1], 4, 0.0, [], None, None, 'start: "\ud800"']),
         ("w" * 300, GOOD),
         ("\ud800", GOOD),

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from curator.deployments import set_mechanism
 from paclm import Workspace
+from paclm.server.grammar_checks import without_words_of
 from paclm.server.openapi import ChatCompletion, Completion
 from server.live import serve
 from server.writer import Writer
@@ -192,3 +193,33 @@ def test_a_real_model_keeps_the_form_under_the_promise_corpus_with_log_probabili
     chat = {"model": "clinic", "messages": USER, "logprobs": True, "top_logprobs": 3, **fields}
     said = corpus.http.post("/v1/chat/completions", json=chat).json()["choices"][0]
     assert "".join(entry["token"] for entry in said["logprobs"]["content"]) == said["message"]["content"]
+
+
+@pytest.mark.parametrize(
+    ("field", "form"),
+    [
+        ("response_format", {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "zebra"}}}),
+        ("structured_outputs", {"json": {"$ref": "#/zebra"}}),
+        ("structured_outputs", {"regex": "(zebra"}),
+        ("structured_outputs", {"grammar": "start: zebra"}),
+        ("structured_outputs", {"grammar": "root ::= ( zebra"}),
+        ("structured_outputs", {"json": {"type": "string", "format": "zebra-é"}}),
+        ("structured_outputs", {"json": {"type": "object", "required": ["zebra"], "not": {}}}),
+        ("structured_outputs", {"regex": "z" * 100_001}),
+        ("tools", [{"type": "function", "function": {"name": "x", "parameters": {"type": "zebra"}}}]),
+    ],
+)
+def test_what_is_no_grammar_is_refused_before_anything_is_charged_and_not_repeated(live, field, form):
+    spent = live.spent_tokens
+    body = {"model": "clinic", "messages": USER, field: form}
+    answer = live.http.post("/v1/chat/completions", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
+    assert "zebra" not in answer.text
+    assert (live.spent_tokens, live.curator.reserved_units) == (spent, 0)
+    assert live.http.post("/v1/privacy/plan", json=body).status_code == 400
+
+
+def test_a_refusal_keeps_what_helps_and_hides_what_was_sent():
+    reason = 'Unimplemented keys: ["not", "zebra"]'
+    assert without_words_of('{"not": {}, "zebra": 1}', reason) == 'Unimplemented keys: ["not", "…"]'
+    assert without_words_of("zebra", "at zeb" + "r" * 200) == "at …"

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from curator.deployments import ScriptedEngine
+from curator.deployments import ScriptedEngine, allowed_tokens
 
 
 class Writer(ScriptedEngine):
@@ -29,13 +29,14 @@ class Writer(ScriptedEngine):
         return handle
 
     def launch(self, handles, coins, temperature, allowed):
-        super().launch(handles, coins, temperature, None)
-        rows = [None] * len(handles) if allowed is None else allowed
-        self.launched = [(*row, mask, self._prompts[row[0]]) for row, mask in zip(self.launched, rows, strict=True)]
+        if allowed is None:
+            allowed = np.full((len(handles), -(-self.vocabulary // 32)), 2**32 - 1, dtype=np.uint32)
+        super().launch(handles, coins, temperature, allowed)
+        self.launched = [(*row, self._prompts[row[0]]) for row in self.launched]
 
     def _vote(self, context, coins, temperature, mask=None, num_prompt=0):
-        bits = np.ones(self.vocabulary) if mask is None else np.unpackbits(mask.view(np.uint8), bitorder="little")
-        tokens = np.flatnonzero(bits[: self.vocabulary])
+        tokens = np.arange(1, self.vocabulary) if mask is None else allowed_tokens(mask)
+        tokens = tokens[tokens < self.vocabulary]
         self.num_allowed.append(tokens.size)
         wanted = self._wanted(self._tokenizer.decode(context[num_prompt:]), set(tokens.tolist()))
         others = tokens[tokens != wanted][: self.support_size - 1]

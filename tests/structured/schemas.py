@@ -1,7 +1,7 @@
 """JSON schemas of our own with values that they accept and values that they do not, in schemas/*.json.
 
-`SCHEMAS` are the 50 that structured output must follow. `REFUSED` use keywords that have no grammar: an answer could not be
-promised to validate, so they must be refused. Values have their properties in the order of the schema.
+`SCHEMAS` are the 50 that structured output must follow. `REFUSED` use keywords without a grammar: no answer could be
+promised to validate, so they are refused. Values have their properties in the order of the schema.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import jsonschema_rs
 
 _FOLDER = Path(__file__).parent / "schemas"
 
@@ -35,3 +37,8 @@ REFUSED = _read("refused")
 def written(value: object) -> str:
     """A value in the one form that grammars of paclm allow."""
     return json.dumps(value, ensure_ascii=False)
+
+
+def validator(schema: dict[str, Any]) -> jsonschema_rs.Draft202012Validator:
+    """What decides whether a value validates: formats are checked too."""
+    return jsonschema_rs.validator_for(schema, validate_formats=True)

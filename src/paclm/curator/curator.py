@@ -220,7 +220,7 @@ class Curator(Decoder[Generation]):
                 "num_logprobs out."
             )
         worst = self.worst_price if self.config.on_exhausted == "refuse" else 0
-        streams = [self._new_stream(request, worst) for request in requests]
+        streams = [Stream(request, self.tokenizer, worst) for request in requests]
         units, held, account = sum(stream.reserved_units for stream in streams), self.reserved_units, self.account
         if not account.affords(held + units):
             free = max(0, account.remaining_units - held)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import FIRST_COMPLETED, wait
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack
 
 import numpy as np
@@ -29,13 +30,16 @@ from paclm.curator.streams import (
     encode_prompt,
 )
 from paclm.curator.vote_source import VoteSource
-from paclm.errors import CuratorError, InvalidInput, UnsoundState
+from paclm.errors import CuratorError, InvalidInput, PaclmError, UnsoundState
 from paclm.privacy.belief import FloatArray, IntArray
 from paclm.privacy.randomness import next_gumbel
 from paclm.worlds.settings import Voting
 
 if TYPE_CHECKING:  # torch is loaded with the models, not on import
     from paclm.engine.engine import Ballot
+
+_WAIT_SECONDS = 0.01
+"""For a grammar, while there is nothing else to do; then others are looked after."""
 
 Answer = TypeVar("Answer")
 """A finished stream as a whole."""
@@ -129,7 +133,9 @@ class Decoder(ABC, Generic[Answer]):
     def submit(self, request: Request) -> Stream:
         """Queue a request. Under on_exhausted = refuse its worst case must fit into the budget, and is reserved."""
         with self._guard.exclusive():
+            grammar = None if request.grammar is None else self._grammars.start(request.grammar)
             (stream,) = self._new_streams([request])
+            stream.grammar = grammar
             self._waiting.append(stream)
             self._fill_batch()
             return stream
@@ -137,7 +143,8 @@ class Decoder(ABC, Generic[Answer]):
     def hold(self, requests: Sequence[Request]) -> list[Stream]:
         """Reserve for these answers, all or none, without queueing them: for callers with a queue of their own.
 
-        Reserves what `submit` would. Then `start` or `cancel` each stream.
+        Reserves what `submit` would. Then `start` or `cancel` each stream. Their grammars must have been tried: they
+        are built while other streams go on, and one that cannot be built stops the decoder.
         """
         with self._guard.exclusive():
             streams = self._new_streams(requests)
@@ -150,6 +157,8 @@ class Decoder(ABC, Generic[Answer]):
             self._refuse_if_stopped()
             if stream not in self._held:
                 raise InvalidInput("Only a held stream can be started, and only once.")
+            if stream.request.grammar is not None:
+                stream.building = self._grammars.begin(stream.request.grammar)
             self._waiting.append(stream)  # briefly in both, so that its reservation is never missing
             self._held.remove(stream)
             self._fill_batch()
@@ -209,6 +218,8 @@ class Decoder(ABC, Generic[Answer]):
         if all(stream.finish_reason for stream in self._in_flight):
             self._drop_flight()
             self._launch(self._draw_coins())
+        if not self._in_flight and all(stream.awaits_grammar for stream in self._running):
+            wait([s.building for s in self._running if s.building is not None], _WAIT_SECONDS, FIRST_COMPLETED)
         return bool(self._in_flight)
 
     def _fill_batch(self) -> None:
@@ -231,11 +242,15 @@ class Decoder(ABC, Generic[Answer]):
         return coins
 
     def _launch(self, coins: FloatArray) -> None:
-        """Begin a step of the running streams whose prompt is read; `coins` has a row for each running stream."""
+        """Begin a step of the running streams whose prompt is read and whose grammar is built.
+
+        `coins` has a row for each running stream.
+        """
         ready = [
             (row, stream, stream.handle)
             for row, stream in enumerate(self._running)
-            if stream.is_in_engine and stream.handle is not None and self._engine.is_ready(stream.handle)
+            if stream.is_in_engine and stream.handle is not None
+            if self._engine.is_ready(stream.handle) and not stream.awaits_grammar
         ]
         if not ready:
             return
@@ -325,11 +340,7 @@ class Decoder(ABC, Generic[Answer]):
 
     def _new_streams(self, requests: Sequence[Request]) -> list[Stream]:
         self._refuse_if_stopped()
-        return [self._new_stream(request) for request in requests]
-
-    def _new_stream(self, request: Request, worst_units: int = 0) -> Stream:
-        grammar = None if request.grammar is None else self._grammars.start(request.grammar)
-        return Stream(request, self.tokenizer, worst_units, grammar)
+        return [Stream(request, self.tokenizer) for request in requests]
 
     def _encode(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
         if isinstance(prompt, (bytes, bytearray, memoryview)):  # a sequence of small integers, not of token ids
@@ -361,6 +372,8 @@ class Decoder(ABC, Generic[Answer]):
     def warm_up(self, progress: Callable[[int, int], None]) -> None:
         """Compile and record what steps will need, so that no stream waits for it later; progress(done, all)."""
         with self._guard.exclusive():
+            with suppress(PaclmError):  # requests with a grammar are refused then, and told why
+                self._grammars.warm_up()
             self._engine.warm_up(progress)
 
     def check_engine(self) -> None:
@@ -382,6 +395,7 @@ class Decoder(ABC, Generic[Answer]):
             if self._failure is None:
                 self._drop_flight()
         finally:
+            self._grammars.close()
             self._failure = self._failure or "closed"
 
     def __enter__(self) -> Self:

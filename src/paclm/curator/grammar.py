@@ -13,7 +13,9 @@ answer could end another.
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +38,8 @@ _MOST_IN_USER_GRAMMAR = 8192
 """Characters of Lark or GBNF. A chain of 5,000 rules in 63,000 characters overflows the stack."""
 _MOST_FORCED = 4096
 """Bytes that must follow. llguidance tokenizes all of them for every mask: 8 kB of Lark can force 960 kB, in 3 s."""
+_STACK_BYTES = 2**23
+"""Of the thread that builds grammars: building recurses. The front tries each one with an eighth of this."""
 _MOST_REASON = 200
 """Characters of llguidance's reason that are shown."""
 _JSON_FORM = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
@@ -170,12 +174,28 @@ class Grammars:
         self._tokenizer = tokenizer
         self._vocabulary = vocabulary
         self._ll: LLTokenizer | None = None
+        self._thread: ThreadPoolExecutor | None = None
+
+    def begin(self, grammar: Grammar) -> Future[GrammarState]:
+        """`start` in a thread of its own, so that other answers go on: llguidance does not hold Python's lock."""
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+        before = threading.stack_size(_STACK_BYTES)
+        try:
+            return self._thread.submit(self.start, grammar)
+        finally:
+            threading.stack_size(before)
+
+    def close(self) -> None:
+        """End the thread; what it has not begun is dropped."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)
 
     def start(self, grammar: Grammar) -> GrammarState:
         """The state before the first token; refuses a grammar that is wrong, too complex, or allows no token."""
         state = GrammarState(self._build(grammar), -(-self._vocabulary // 32))
         if state.has_failed or state.is_complete:
-            raise InvalidInput("No answer fits this grammar: it allows no first token.")
+            raise InvalidInput("No answer fits this grammar, or finding its first token takes too much work.")
         return state
 
     def warm_up(self) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import InitVar, dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, Self, TypedDict
@@ -327,12 +328,12 @@ class TextStream:
 class Stream:
     """One answer while it grows."""
 
-    def __init__(
-        self, request: Request, tokenizer: Tokenizer, worst_units: int = 0, grammar: GrammarState | None = None
-    ) -> None:
+    def __init__(self, request: Request, tokenizer: Tokenizer, worst_units: int = 0) -> None:
         self.request = request
-        self.grammar = grammar
+        self.grammar: GrammarState | None = None
         """After the tokens released so far; those of the last step may not be accepted yet."""
+        self.building: Future[GrammarState] | None = None
+        """The grammar, while it is built."""
         self.coins = Coins(request.coins_seed)
         """At the next step to be launched."""
         self.handle: int | None = None
@@ -367,6 +368,13 @@ class Stream:
     def held_back(self) -> str:
         """Text of accepted tokens that is not shown yet; computed from those alone, not from tokens only read."""
         return TextStream.rest(self._tokenizer, self.request.prompt, self.request.stop, self.tokens)
+
+    @property
+    def awaits_grammar(self) -> bool:
+        """Whether the grammar is not built yet; without it the stream takes part in no step."""
+        if self.building is not None and self.building.done():
+            self.grammar, self.building = self.building.result(), None
+        return self.request.grammar is not None and self.grammar is None
 
     def is_last(self, token: int) -> bool:
         """Whether the stream ends with this token for certain; a stop string in its text may end it too.

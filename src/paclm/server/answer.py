@@ -229,6 +229,8 @@ class Answer:
         """Reserve quota and budget for the worst case of all answers, or refuse."""
         if self._service.state in ("draining", "stopped"):
             raise stopping()
+        for grammar in dict.fromkeys(request.grammar for request in self._requests if request.grammar is not None):
+            await self._service.grammars.check(grammar, self._caller.name)  # here too: nothing untried may pass
         if self._caller.key is not None:
             try:
                 name = self._caller.name

@@ -27,7 +27,7 @@ from paclm.server.responses_format import ResponseReply
 from paclm.server.responses_schemas import ResponseAsk, ResponseObject
 from paclm.server.schemas import CompletionAsk, Prompt, check, is_large, parse_object, read_body
 from paclm.server.service import Service
-from paclm.server.structured import grammar_of
+from paclm.server.structured import field_of, grammar_of
 from paclm.server.tool_calls import conversation
 from paclm.server.tool_reply import ToolReply
 
@@ -99,11 +99,22 @@ async def prepare(
         is_short = len(body) <= _SHORT_BYTES and ask.answers_each == 1
         grammar = None
         if ask.is_structured and not isinstance(ask, ResponseAsk):
-            run = service.tokenizing.run
-            grammar = grammar_of(ask) if is_short else await run(caller.name, grammar_of, ask)
+            grammar = await _checked_grammar(ask, service, caller.name, is_short=is_short)
         if is_short:
             return body, ask, requests_for(ask, service, caller.name, grammar)
         return body, ask, await service.tokenizing.run(caller.name, requests_for, ask, service, caller.name, grammar)
+
+
+async def _checked_grammar(ask: Ask, service: Service, owner: str, *, is_short: bool) -> Grammar | None:
+    """What the answers must look like, tried out before the curator sees it."""
+    grammar = grammar_of(ask) if is_short else await service.tokenizing.run(owner, grammar_of, ask)
+    if grammar is not None:
+        try:
+            await service.grammars.check(grammar, owner)
+        except Refused as refusal:
+            refusal.param = field_of(ask)
+            raise
+    return grammar
 
 
 def _shape_of(fields: dict[str, Any]) -> type[AnyAsk]:

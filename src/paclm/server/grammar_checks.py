@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import json
 import os
+import re
 import signal
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
@@ -34,6 +35,17 @@ _MOST_WAITING = 16
 """Different grammars of one key that wait or are tried."""
 _KEPT = 1024
 """Outcomes, of all keys."""
+_MAY_BE_CUT = 200
+"""Characters of a reason, of which the last word may be a part of one."""
+_WORD = re.compile(r"\w+")
+_KEYWORDS = frozenset(
+    _WORD.findall(
+        "type enum const anyOf allOf oneOf not if then else properties patternProperties additionalProperties "
+        "unevaluatedProperties propertyNames required dependentRequired dependentSchemas minProperties maxProperties "
+        "items prefixItems additionalItems unevaluatedItems contains minContains maxContains minItems maxItems "
+        "uniqueItems format pattern minLength maxLength minimum maximum exclusiveMinimum exclusiveMaximum multipleOf"
+    )
+)
 _KEPT_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 
 Verdict = tuple[GrammarOutcome, str]
@@ -103,7 +115,7 @@ class GrammarChecks:
             process = self._process or await self._start()
             async with asyncio.timeout(DEADLINE_SECONDS):
                 outcome, reason = json.loads(await _exchange(process, text.encode(errors="surrogatepass")))
-            return (cast(GrammarOutcome, outcome), str(reason)), True
+            return (cast(GrammarOutcome, outcome), without_words_of(text, str(reason))), True
         except TimeoutError:
             await self._kill()
             return ("killed", ""), False
@@ -160,6 +172,14 @@ async def _exchange(process: Process, content: bytes) -> bytes:
     await process.stdin.drain()
     (length,) = HEAD.unpack(await process.stdout.readexactly(HEAD.size))
     return await process.stdout.readexactly(length)
+
+
+def without_words_of(grammar: str, reason: str) -> str:
+    """llguidance quotes what it refuses, and an error repeats nothing of a request but keywords of JSON schemas."""
+    words = set(_WORD.findall(grammar)) - _KEYWORDS
+    if len(reason) >= _MAY_BE_CUT:
+        words |= set(_WORD.findall(reason)[-1:])
+    return _WORD.sub(lambda found: "…" if found[0] in words or not found[0].isascii() else found[0], reason)
 
 
 def _refuse_unless_accepted(verdict: Verdict) -> None:

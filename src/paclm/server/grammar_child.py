@@ -28,7 +28,7 @@ from paclm.curator.grammar import Grammar, Grammars, json_object_grammar
 from paclm.curator.redacted import hide_memory
 from paclm.errors import InvalidInput
 
-CPU_SECONDS = 0.5
+CPU_SECONDS = 0.25
 """Of one grammar. The curator needs as long for one that is accepted."""
 MEMORY_BYTES = 2**26
 """For one grammar, beyond what the tokenizer takes."""

@@ -1,9 +1,10 @@
 """Is a record in the corpus? What a caller counts who prompts every prefix of a record for one token, many times.
 
 At each position of a record something was seen in some of the queries: a charge (under `dissent`, where the worlds
-differ), or the record's own next token. Three scores of a record, each higher for likelier members:
+differ), or the record's own next token. Scores of a record, each higher for likelier members:
 
     rate         how often it was seen
+    reference    how much more often than the public model's probabilities say
     calibrated   how much more often than at such positions of records that are known not to be in the corpus
     likelihood   log likelihood ratio, as LiRA: against such positions of known members
 
@@ -38,6 +39,15 @@ class Seen(NamedTuple):
         """The share of a record's queries in which it was seen, per record."""
         seen: FloatArray = np.bincount(self.record, self.counts) / (np.bincount(self.record) * self.queries)
         return seen
+
+
+def excess_over(seen: Seen, chance: FloatArray) -> FloatArray:
+    """By how many standard deviations each record was seen more often than with these chances (n,)."""
+    expected, size = seen.queries * chance, int(seen.record.max()) + 1
+    excess = np.bincount(seen.record, seen.counts - expected, size)
+    variance = np.bincount(seen.record, expected * (1.0 - chance), size)
+    scores: FloatArray = excess / np.sqrt(np.maximum(variance, 1e-12))
+    return scores
 
 
 def score_records(

@@ -100,10 +100,8 @@ class Separation(NamedTuple):
 
 def separate(scores: FloatArray, is_member: BoolArray, clusters: IntArray, rng: np.random.Generator) -> Separation:
     """AUC and true positives with bootstrap errors; scores, is_member and clusters are (n,)."""
-    if not scores.shape == is_member.shape == clusters.shape or is_member.all() or not is_member.any():
-        raise InvalidInput("There must be a score, a side and a cluster for every record, and records on both sides.")
+    wins = _wins(scores, is_member, clusters)  # (members, others)
     members, others = scores[is_member], scores[~is_member]
-    wins = (members[:, None] > others) + 0.5 * (members[:, None] == others)  # (members, others)
     resampled = [_resampled_counts(clusters[side], rng) for side in (is_member, ~is_member)]
     whole = [np.ones((1, side.size)) for side in (members, others)]
     values, spread = (
@@ -111,6 +109,23 @@ def separate(scores: FloatArray, is_member: BoolArray, clusters: IntArray, rng: 
         for pair in (whole, resampled)
     )
     return Separation(*(Estimate(float(v[0]), float(s.std(ddof=1))) for v, s in zip(values, spread, strict=True)))
+
+
+def difference(
+    scores: FloatArray, other: FloatArray, is_member: BoolArray, clusters: IntArray, rng: np.random.Generator
+) -> Estimate:
+    """AUC of the first score less that of the second on the same records; both are resampled together."""
+    more = _wins(scores, is_member, clusters) - _wins(other, is_member, clusters)
+    resampled = [_resampled_counts(clusters[side], rng) for side in (is_member, ~is_member)]
+    return Estimate(float(more.mean()), float(_auc(more, *resampled).std(ddof=1)))
+
+
+def _wins(scores: FloatArray, is_member: BoolArray, clusters: IntArray) -> FloatArray:
+    """Whether each member scores higher than each other record, a half where they tie: (members, others)."""
+    if not scores.shape == is_member.shape == clusters.shape or is_member.all() or not is_member.any():
+        raise InvalidInput("There must be a score, a side and a cluster for every record, and records on both sides.")
+    members, others = scores[is_member], scores[~is_member]
+    return (members[:, None] > others) + 0.5 * (members[:, None] == others)
 
 
 def roc(scores: FloatArray, is_member: BoolArray) -> tuple[FloatArray, FloatArray]:

@@ -20,6 +20,7 @@ NAMES = (  # in the order of the paper, then what goes past it
         "tokens_only",
         "universe",
         "meter",
+        "choices",
         "depth",
         "dp",
         "attacks",

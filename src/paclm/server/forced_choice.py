@@ -1,0 +1,182 @@
+"""Which schemas make a forced choice: the answer must be one of several texts that the caller wrote.
+
+A forced choice asks the model which of the caller's texts it finds likelier, beginnings of a record among them. Under the
+promise `half` nothing is guaranteed about that, so `[server] forced_choice` decides whether it is allowed. The number of
+values does not matter here: a caller can pad a choice of two with values that no world would pick.
+
+What stays open: strings, numbers, booleans, arrays and objects whose properties are all required, nested in any way, and
+unions of different JSON types. There the caller writes no alternatives, only the frame around them. Keywords that are not
+known to be open count as closed. Knows no grammar engine.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from paclm.errors import InvalidInput
+
+_NOTES = frozenset(
+    ("$schema", "$id", "$comment", "$defs", "definitions", "title", "description", "default", "examples", "example")
+    + ("deprecated", "readOnly", "writeOnly", "strict", "contentMediaType", "contentEncoding")
+)
+"""Keywords that restrict nothing."""
+_OPEN = frozenset(
+    ("type", "format", "minLength", "maxLength", "minItems", "maxItems", "uniqueItems", "minProperties", "maxProperties")
+    + ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+    + ("properties", "required", "additionalProperties", "items", "prefixItems", "additionalItems")
+    + ("enum", "const", "anyOf", "oneOf", "allOf", "$ref")
+)
+"""Keywords that are looked into; all others are closed."""
+_TYPES = frozenset(("string", "number", "integer", "boolean", "null", "array", "object"))
+_MOST_DEPTH = 100
+_MOST_STEPS = 20_000
+
+
+def forced_choice(schema: Any) -> str | None:
+    """Why a JSON schema makes a forced choice, in a sentence that names the keyword and what to write instead; else None.
+
+    The sentence holds no text of the schema.
+    """
+    return _Walk(schema).reason(schema, is_branch=False, depth=0)
+
+
+def forced_tool_choice(tool_choice: Any, schemas: Sequence[Any]) -> str | None:
+    """The same for tools: `tool_choice` as OpenAI has it, and the parameters of the tools that may be called."""
+    if tool_choice == "required" and len(schemas) > 1:
+        return 'tool_choice "required" with several tools makes the model choose between names that the caller wrote.'
+    return next((reason for schema in schemas if (reason := forced_choice(schema))), None)
+
+
+class _Walk:
+    """One schema, its definitions, and which references were followed."""
+
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self._followed: set[tuple[str, bool]] = set()
+        self._steps = 0
+
+    def reason(self, schema: Any, is_branch: bool, depth: int) -> str | None:
+        """`is_branch`: something else may stand in place of this value, so its fixed text would be an alternative."""
+        if isinstance(schema, bool):
+            return None
+        if not isinstance(schema, dict):
+            raise InvalidInput("The JSON schema is no schema.")
+        self._count(depth)
+        own = [key for key in schema if key not in _NOTES and not key.startswith("x-")]
+        if unknown := next((key for key in own if key not in _OPEN), None):
+            return _closed(unknown)
+        for alone in ("$ref", "allOf", "anyOf", "oneOf"):
+            if alone in schema:
+                if len(own) > 1:  # together they can leave two values where each alone leaves many
+                    return f"{alone} stands beside other keywords; write the whole type in one place."
+                return self._combined(alone, schema[alone], is_branch, depth)
+        return self._fixed(schema, is_branch) or _range(schema) or self._inner(schema, depth)
+
+    def _fixed(self, schema: dict[str, Any], is_branch: bool) -> str | None:
+        values = schema.get("enum", [])
+        if not isinstance(values, list):
+            raise InvalidInput("enum must be a list.")
+        if len({json.dumps(value, sort_keys=True) for value in values}) > 1:
+            return "enum lets the model choose between values that the caller wrote."
+        if is_branch and ("const" in schema or values):
+            return "A fixed value (const, or enum of one) that may be absent, in a union or as the item of a list, is a choice."
+        return None
+
+    def _combined(self, keyword: str, value: Any, is_branch: bool, depth: int) -> str | None:
+        if keyword == "$ref":
+            if (value, is_branch) in self._followed:
+                return None
+            self._followed.add((value, is_branch))
+            return self.reason(self._resolve(value), is_branch, depth + 1)
+        if not isinstance(value, list) or not value:
+            raise InvalidInput(f"{keyword} must be a list of schemas.")
+        if len(value) == 1:
+            return self.reason(value[0], is_branch, depth + 1)
+        if keyword == "allOf":
+            return "allOf of several schemas can leave few values; write one schema."
+        types = [kind for branch in value for kind in self._types(branch, depth + 1)]
+        if len(set(types)) < len(types):
+            return f"{keyword} has branches of the same JSON type, between which the model chooses by the caller's text."
+        return next((why for branch in value if (why := self.reason(branch, True, depth + 1))), None)
+
+    def _types(self, schema: Any, depth: int) -> list[str]:
+        """The JSON types that a branch of a union may have; a number is one type, integer or not."""
+        self._count(depth)
+        while isinstance(schema, dict) and "$ref" in schema:
+            schema, depth = self._resolve(schema["$ref"]), depth + 1
+            self._count(depth)
+        if isinstance(schema, dict):
+            for keyword in ("anyOf", "oneOf"):
+                if isinstance(inner := schema.get(keyword), list):
+                    return [kind for branch in inner for kind in self._types(branch, depth + 1)]
+            named = schema.get("type")
+            if isinstance(named, str | list):
+                kinds = [named] if isinstance(named, str) else named
+                return list(dict.fromkeys("number" if kind == "integer" else str(kind) for kind in kinds))
+        return sorted(_TYPES - {"integer"})  # any
+
+    def _inner(self, schema: dict[str, Any], depth: int) -> str | None:
+        kinds = schema.get("type", [])
+        kinds = [kinds] if isinstance(kinds, str) else kinds
+        if not isinstance(kinds, list) or not all(isinstance(kind, str) and kind in _TYPES for kind in kinds):
+            raise InvalidInput("type must name JSON types.")
+        properties, required = schema.get("properties", {}), schema.get("required", [])
+        if not isinstance(properties, dict) or not isinstance(required, list):
+            raise InvalidInput("properties must be an object, and required a list.")
+        if set(properties) != {name for name in required if isinstance(name, str)}:
+            return "A property that may be absent is a choice: list exactly the names under properties in required."
+        inner = [(value, False) for value in properties.values()]
+        inner += [(schema[name], True) for name in ("items", "additionalItems", "additionalProperties") if name in schema]
+        first = schema.get("prefixItems", [])
+        if not isinstance(first, list):
+            raise InvalidInput("prefixItems must be a list of schemas.")
+        inner += [(value, True) for value in first]
+        return next((why for value, branch in inner if (why := self.reason(value, branch, depth + 1))), None)
+
+    def _count(self, depth: int) -> None:
+        """Stop at schemas whose references unfold without end."""
+        self._steps += 1
+        if depth > _MOST_DEPTH or self._steps > _MOST_STEPS:
+            raise InvalidInput("The JSON schema is too large or too deeply nested.")
+
+    def _resolve(self, reference: Any) -> Any:
+        """The schema that a reference inside this document names."""
+        if not isinstance(reference, str) or not re.fullmatch(r"#(/.*)?", reference, re.DOTALL):
+            raise InvalidInput("A $ref must point into the schema itself, as in #/$defs/name.")
+        found = self._root
+        for part in reference.split("/")[1:]:
+            name = part.replace("~1", "/").replace("~0", "~")
+            if not isinstance(found, dict) or name not in found:
+                raise InvalidInput("A $ref of the JSON schema points to nothing.")
+            found = found[name]
+        return found
+
+
+def _range(schema: dict[str, Any]) -> str | None:
+    """A range with two ends of the caller's choice, or steps other than 1, 0.1 …, can leave two numbers to choose from."""
+    low = [schema[name] for name in ("minimum", "exclusiveMinimum") if name in schema]
+    high = [schema[name] for name in ("maximum", "exclusiveMaximum") if name in schema]
+    is_scale = low in ([0], [1]) and (high == [5] or (len(high) == 1 and _is_power_of_ten(high[0])))
+    if low and high and not is_scale:
+        return (
+            "A number with a minimum and a maximum can be a choice between two values; leave one of them out, or ask for a "
+            "scale from 0 or 1 to 1, 5, 10, 100 …"
+        )
+    if "multipleOf" in schema and not _is_power_of_ten(schema["multipleOf"], -1):
+        return "multipleOf other than 1, 0.1, 0.01 … picks numbers of the caller's choice; leave it out."
+    return None
+
+
+def _is_power_of_ten(value: Any, sign: int = 1) -> bool:
+    """1, 10, 100 … or, with sign −1, 1, 0.1, 0.01 …"""
+    powers = [10.0 ** (sign * n) for n in range(16)]
+    return isinstance(value, int | float) and not isinstance(value, bool) and float(value) in powers
+
+
+def _closed(keyword: str) -> str:
+    known = ("pattern", "patternProperties", "propertyNames", "not", "if", "then", "else", "contains", "dependentSchemas")
+    named = f"{keyword} can" if keyword in known else "A keyword that is not known here can"
+    return f"{named} limit the answer to a few texts that the caller wrote; leave it out."

@@ -1,0 +1,202 @@
+"""Structured output with every pair of features: small models, all answers checked against what public values allow."""
+
+from collections import Counter
+from itertools import combinations_with_replacement
+
+import numpy as np
+import pytest
+import torch
+
+from paclm.curator.curator import Charge, Releaser
+from paclm.curator.decoder import Decoder
+from paclm.engine import decode_step
+from paclm.engine.decode_step import top_tokens
+from paclm.engine.engine import Engine
+from paclm.errors import UnsoundState
+from structured.checks import check_run
+from structured.covering import combinations_of, covering_array, possible_combinations
+from structured.features import FEATURES, is_possible
+from structured.runs import Lab, kinds_of
+
+ROWS = covering_array(FEATURES, is_possible)
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory, texts, small_base, small_tokenizer):
+    lab = Lab(tmp_path_factory.mktemp("lab"), texts, small_base, small_tokenizer)
+    yield lab
+    lab.close()
+
+
+@pytest.fixture(scope="module")
+def runs(lab):
+    """Each row's run, once."""
+    done = {}
+
+    def run(number):
+        if number not in done:
+            done[number] = lab.run(ROWS[number], number)
+        return done[number]
+
+    return run
+
+
+def name_of(number):
+    row = ROWS[number]
+    return "-".join(str(row[name]) for name in ("release", "grammar", "model", "streams")) + f"-{number}"
+
+
+def test_rows_hold_every_pair_of_values_that_may_stand_together_and_are_few():
+    """Each release and the promise `corpus` with each kind of grammar take 25 rows at least."""
+    pairs = possible_combinations(FEATURES, is_possible, 2)
+    assert all(map(is_possible, ROWS))
+    assert pairs == {pair for row in ROWS for pair in combinations_of(row, 2)}
+    assert 25 == len(FEATURES["release"]) * len(FEATURES["grammar"]) <= len(ROWS) <= 30
+    assert pairs > {pair for row in ROWS[:-1] for pair in combinations_of(row, 2)}, "no row is there for nothing"
+
+
+def test_every_two_kinds_of_grammar_stand_side_by_side_in_a_batch():
+    together = {pair for row in ROWS for pair in combinations_with_replacement(sorted(set(kinds_of(row))), 2)}
+    assert together == set(combinations_with_replacement(sorted(FEATURES["grammar"]), 2))
+
+
+@pytest.mark.parametrize("number", range(len(ROWS)), ids=name_of)
+def test_answers_masks_ballots_and_charges_of_a_row(lab, runs, number):
+    check_run(lab, runs(number))
+
+
+def test_the_rows_have_met_what_masks_can_do(runs):
+    """Or else the checks above would prove little."""
+    met = Counter()
+    for number in range(len(ROWS)):
+        run = runs(number)
+        met["refused"] += run.num_refused
+        met["prompts read while others decode"] += len({len(step) for step in run.recorder.steps[:6]}) > 1
+        for stream, kind, rows in zip(run.streams, run.kinds, run.rows, strict=True):
+            met[run.row["release"] == "dp", kind, stream.finish_reason] += 1
+            if kind == "none":
+                continue
+            for row, mark in zip(rows, stream.marks, strict=True):
+                size = (row.support >= 0).sum()
+                what = "forced" if size == 1 else "all of it" if size < len(row.support) else "part of it"
+                met[run.row["charge"], what, mark] += 1
+    assert met["refused"] >= 2
+    assert met["prompts read while others decode"] >= 5
+    for kind in FEATURES["grammar"][1:]:
+        assert min(met[is_dp, kind, "stop"] for is_dp in (False, True)) >= 1
+    for charge in ("every-token", "dissent"):
+        assert met[charge, "forced", "disputed"] == 0
+        assert met[charge, "forced", "agreed"] >= 10
+        assert min(met[charge, "all of it", mark] for mark in ("agreed", "disputed")) >= 5
+        assert met[charge, "part of it", "disputed"] >= 5
+    for what in ("forced", "all of it", "part of it"):
+        assert sum(met[charge, what, "public"] for charge in ("every-token", "dissent")) >= 1
+
+
+# --- against runs of another shape --------------------------------------------------------------------------------------
+
+SHARED = [number for number, row in enumerate(ROWS) if row["workers"] == 2 and row["streams"] == 4]
+
+
+def test_two_workers_give_the_tokens_and_charges_of_one_process(lab, runs):
+    """Where a vote was decided by less than rounding, the run is checked against the models alone."""
+    num_same = 0
+    for number in SHARED:
+        two, one = runs(number), lab.run({**ROWS[number], "workers": 1}, number)
+        check_run(lab, one)
+        if np.array_equal(votes_of(one), votes_of(two)):
+            assert [stream.tokens for stream in one.streams] == [stream.tokens for stream in two.streams]
+            assert [stream.marks for stream in one.streams] == [stream.marks for stream in two.streams]
+            assert one.state.account == two.state.account
+            num_same += 1
+    assert num_same >= len(SHARED) - 1 >= 3
+
+
+def votes_of(run):
+    return np.concatenate([[*row.votes, row.public] for rows in run.rows for row in rows])
+
+
+@pytest.mark.parametrize("release", ["plurality", "dp"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_answers_without_a_grammar_are_the_same_beside_answers_with_one(lab, release, workers):
+    """Of releases that draw nothing; what others release is a function of votes, which are checked row by row."""
+    if (release, workers) == ("dp", 2):
+        pytest.skip("one adapter is not shared with workers")
+    number = next(i for i, row in enumerate(ROWS) if row["release"] == release and row["model"] == "gpt2")
+    row = {**ROWS[number], "workers": workers, "page": 64, "streams": 4, "budget": "none" if release == "dp" else "ample"}
+    beside = lab.run(row, number, ["none", "json", "none", "regex"])
+    alone = lab.run(row, number, ["none", None, "none", None])
+    assert [stream.tokens for stream in beside.streams[::2]] == [stream.tokens for stream in alone.streams]
+    assert all(row.mask is None for rows in alone.rows for row in rows)
+    assert all(row.mask is not None for row in beside.rows[0][:3])
+
+
+# --- the checks can fail ------------------------------------------------------------------------------------------------
+
+
+def masks_of_a_neighbour(patch):
+    masks_of = Decoder._masks_of
+    patch.setattr(Decoder, "_masks_of", lambda self, streams: np.roll(masks_of(self, streams), 1, axis=0))
+
+
+def support_cut_before_the_mask(patch):
+    def cut(logits, k, allowed=None):
+        support, best = top_tokens(logits, k, allowed), top_tokens(logits, k)
+        kept = [[token for token in row if token in both] for row, both in zip(support.tolist(), best.tolist())]
+        kept = [row or full[:1] for row, full in zip(kept, support.tolist())]
+        return torch.tensor([row + [-1] * (k - len(row)) for row in kept])
+
+    patch.setattr(decode_step, "top_tokens", cut)
+
+
+def votes_of_worlds_in_another_order(patch):
+    collect = Engine.collect
+
+    def turned(self):
+        ballot = collect(self)
+        return type(ballot)(ballot.support, ballot.votes[:, ::-1], ballot.public, ballot.logprobs)
+
+    patch.setattr(Engine, "collect", turned)
+
+
+def agreed_tokens_are_free(patch):
+    charges = Releaser.charges
+    patch.setattr(
+        Releaser,
+        "charges",
+        lambda *args: [Charge(mark, units * (mark != "agreed")) for mark, units in charges(*args)],
+    )
+
+
+def agreed_tokens_are_charged(patch):
+    price = Releaser.price
+    patch.setattr(Releaser, "price", lambda self, is_dissent: price(self, is_dissent=True))
+
+
+WRONG = {
+    masks_of_a_neighbour: "every-token",
+    support_cut_before_the_mask: "every-token",
+    votes_of_worlds_in_another_order: "every-token",
+    agreed_tokens_are_free: "every-token",
+    agreed_tokens_are_charged: "dissent",
+}
+
+
+MIXED = {
+    **{"release": "gaussian", "budget": "ample", "grammar": "json", "decoder": "gumbel", "logprobs": None},
+    **{"model": "gpt2", "layers": "all", "workers": 1, "page": 64, "chunk": 128, "support": 3},
+    **{"stop": False, "streams": 4},
+}
+
+
+@pytest.mark.parametrize("sabotage", WRONG, ids=lambda sabotage: sabotage.__name__)
+def test_the_checks_notice(lab, sabotage, monkeypatch):
+    row = {**MIXED, "charge": WRONG[sabotage]}
+    sabotage(monkeypatch)
+    with pytest.raises((AssertionError, UnsoundState)):  # the ledger notices a charge that is too low by itself
+        check_run(lab, lab.run(row, 1))
+
+
+@pytest.mark.parametrize("charge", ["every-token", "dissent"])
+def test_without_a_fault_the_checks_notice_nothing(lab, charge):
+    check_run(lab, lab.run({**MIXED, "charge": charge}, 1))
