@@ -342,7 +342,7 @@ class ServerConfig:
     """Send traces and metrics to an OpenTelemetry collector, which the OTEL_* variables name."""
     forced_choice: bool = False
     """Under the promise `half`: allow structured output that makes the model choose between texts of the caller (enum,
-    regex, grammar, optional properties), which says more about the corpus than free text. Always allowed under `corpus`."""
+    regex, grammar, optional properties). It says more about the corpus than free text; `corpus` always allows it."""
 
     def __post_init__(self) -> None:
         for name in ("allowed_hosts", "cors_origins"):

@@ -73,3 +73,18 @@ def test_without_a_queue_of_its_own_a_caller_learns_at_once_what_cannot_be_built
         curator.submit(curator.request("the", 12, grammar=Grammar("nonsense")))
     assert curator.num_active == 0
     assert len(curator.generate("the", 4).tokens) > 0
+
+
+def test_owners_take_turns(small_tokenizer, slow, monkeypatch):
+    """An owner with many slow grammars delays the one of another by one."""
+    built = Grammars(small_tokenizer, len(small_tokenizer))
+    waiting = [built.begin(CHOICE, "busy") for _ in range(5)]
+    quiet = built.begin(CHOICE, "quiet")
+    done = []
+    for name, state in [*zip("abcde", waiting, strict=True), ("quiet", quiet)]:
+        state.add_done_callback(lambda _, name=name: done.append(name))
+    waiting[2].cancel()
+    slow.set()
+    wait([*waiting, quiet])
+    built.close()
+    assert done == ["c", "a", "b", "quiet", "d", "e"] or done == ["c", "a", "quiet", "b", "d", "e"]

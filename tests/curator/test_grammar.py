@@ -178,6 +178,8 @@ def test_bytes_that_must_follow_are_limited(built):
         json_schema_grammar({"properties": {"x": {"enum": [1, ["y", {"z": "w" * 4097}]]}}})
     with pytest.raises(InvalidInput, match="4,096"):
         json_schema_grammar({"anyOf": [{"type": "object", "properties": {"w" * 4097: {}}}]})
+    with pytest.raises(InvalidInput, match="4,096"):
+        json_schema_grammar({"const": {"w" * 4097: 1}})
     json_schema_grammar({"description": "w" * 5000, "const": "w" * 4096})
 
 

@@ -88,7 +88,7 @@ def serve(workspace, engine, tokenizer, **options):
     """
     promise, is_mixed = options.pop("promise", "half"), options.pop("mix_promises", False)
     decoder, notes = (DpDecoder, own_notes(workspace)) if promise == "corpus" else (Curator, without_notes())
-    settings = options.pop("settings", ServerConfig())
+    settings = options.pop("settings", ServerConfig(forced_choice=True))
     quota = options.pop("quota", None)
     admin_name = options.pop("admin_name", "admin")
     has_ward = options.pop("has_ward", True)

@@ -24,6 +24,8 @@ OPEN = {
     "cents": {"type": "number", "multipleOf": 0.01},
     "a share": {"type": "number", "minimum": 0, "maximum": 1},
     "a mark": {"type": "integer", "minimum": 1, "maximum": 5},
+    "an age": {"type": "integer", "exclusiveMinimum": 0, "maximum": 120},
+    "a number below": {"type": "integer", "maximum": 48},
     "a boolean": TRUTH,
     "a list": {"type": "array", "items": STRING, "minItems": 1, "maxItems": 3},
     "a tuple": {"type": "array", "prefixItems": [STRING, NUMBER], "items": False},
@@ -33,12 +35,15 @@ OPEN = {
     "nested objects": an_object(patient=an_object(name=STRING, notes={"type": "array", "items": an_object(on=STRING)})),
     "a fixed property": an_object(kind={"const": "note"}, text=STRING),
     "an enum of one": an_object(kind={"enum": ["note", "note"]}, text=STRING),
-    "one that may be null": an_object(name={"anyOf": [STRING, NOTHING]}, inner={"oneOf": [an_object(a=STRING), NOTHING]}),
+    "one that may be null": an_object(
+        name={"anyOf": [STRING, NOTHING]}, inner={"oneOf": [an_object(a=STRING), NOTHING]}
+    ),
     "two types": {"type": ["string", "null"]},
     "different types": {"anyOf": [STRING, NUMBER, {"type": "array", "items": STRING}]},
     "a definition": {"$ref": "#/$defs/note", "$defs": {"note": an_object(text=STRING)}},
     "one of one": {"allOf": [{"$ref": "#/$defs/note"}], "$defs": {"note": an_object(text=STRING)}, "title": "Note"},
     "a recursive definition": {"$ref": "#/$defs/node", "$defs": {"node": NODE}},
+    "a schema with a name": {"$id": "https://example.org/note", "$ref": "#/$defs/a", "$defs": {"a": STRING}},
     "an escaped definition": {"$ref": "#/$defs/a~1b~0", "$defs": {"a/b~": STRING}},
     "notes and texts that look like keywords": an_object(enum=STRING, pattern=STRING) | {"title": "x", "x-order": 3},
 }
@@ -53,6 +58,10 @@ CLOSED = {
     "an enum behind a reference that was followed": {
         "$defs": {"c": {"const": "diabetes"}},
         **an_object(a={"$ref": "#/$defs/c"}, b={"anyOf": [{"$ref": "#/$defs/c"}, NOTHING]}),
+    },
+    "a definition of another document": {
+        "$defs": {"c": STRING},
+        **an_object(a={"$id": "https://example.org/b", "$defs": {"c": CHOICE}, **an_object(b={"$ref": "#/$defs/c"})}),
     },
     "an enum in the values of a map": {"type": "object", "additionalProperties": CHOICE},
     "a union of fixed values": {"anyOf": [{"const": "diabetes"}, {"const": "asthma"}]},
@@ -75,6 +84,7 @@ CLOSED = {
     "a range": {"type": "integer", "minimum": 47, "maximum": 48},
     "a range with open ends": {"type": "number", "exclusiveMinimum": 46, "exclusiveMaximum": 49},
     "a range with two lower ends": {"type": "integer", "minimum": 0, "exclusiveMinimum": 8, "maximum": 10},
+    "a range below zero": {"type": "integer", "minimum": -1, "maximum": 1},
     "steps": {"type": "integer", "multipleOf": 47},
     "a range in two halves": {"allOf": [{"minimum": 47}, {"maximum": 48}]},
     "a range beside a definition": {"$ref": "#/$defs/a", "maximum": 48, "$defs": {"a": {"minimum": 47}}},
@@ -102,6 +112,7 @@ def test_closed_schemas_are_named_without_their_text(name):
         *(None, "text", 3, {"anyOf": []}, {"anyOf": STRING}, {"enum": "a"}, {"type": "text"}, {"type": 3}),
         *({"properties": []}, {"required": "a"}, {"items": 3}, {"prefixItems": [3]}, {"prefixItems": 3}),
         *({"$ref": "https://example.org/a"}, {"$ref": "#/$defs/a"}, {"$ref": 3}),
+        {"$ref": "#/$defs/a%62", "$defs": {"a%62": STRING, "ab": CHOICE}},
     ],
 )
 def test_what_is_no_schema_is_refused(schema):
@@ -116,7 +127,10 @@ def test_deep_and_circular_schemas_end():
     with pytest.raises(InvalidInput, match="nested"):
         forced_choice(deep)
     assert forced_choice({"$ref": "#"}) is None
-    circle = {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "anyOf": [{"$ref": "#/$defs/a"}, STRING]}
+    circle = {
+        "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}},
+        "anyOf": [{"$ref": "#/$defs/a"}, STRING],
+    }
     with pytest.raises(InvalidInput, match="nested"):
         forced_choice(circle)
     wide = {"$defs": {str(i): {"anyOf": [{"$ref": f"#/$defs/{i + 1}"}] * 2} for i in range(60)} | {"60": STRING}}

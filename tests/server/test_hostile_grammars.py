@@ -10,7 +10,8 @@ import pytest
 
 from curator.deployments import set_mechanism
 from paclm import Workspace
-from paclm.server import grammar_checks
+from paclm.server import completions, grammar_checks
+from paclm.server.structured import grammar_of
 from server.live import bearer, serve
 from server.stepped import wait_until
 from server.writer import Writer
@@ -106,14 +107,16 @@ def test_an_answer_of_another_key_is_complete_while_hostile_grammars_are_tried(l
     assert live.service.grammars._process is process
 
 
-def test_what_no_request_check_has_tried_is_tried_before_the_curator_gets_it(live, monkeypatch):
-    """The check before admission stands on its own: a grammar that cannot be built would stop the curator."""
-    tried = []
-    check = live.service.grammars.check
-    monkeypatch.setattr(live.service.grammars, "check", lambda *args: tried.append(args[1]) or check(*args))
-    answer = live.complete(structured_outputs={"grammar": "nonsense"})
+def test_a_grammar_that_was_not_tried_before_is_tried_when_the_request_is_admitted(live, monkeypatch):
+    """One that cannot be built would stop the curator, whatever forgot to try it."""
+
+    async def forget(ask, *_, **__):
+        return grammar_of(ask)
+
+    monkeypatch.setattr(completions, "_checked_grammar", forget)
+    num_read = live.scheduler.num_read
+    answer = live.complete(structured_outputs={"grammar": "nonsense"}, n=3)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_grammar")
-    tried.clear()
+    assert live.scheduler.num_read == num_read
     assert live.complete(structured_outputs={"choice": ["yes", "no"]}, n=3).status_code == 200
-    assert tried[-1] == "ward"
     assert all(key.reserved_tokens == 0 for key in live.keys.list())

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from pathlib import Path
 
 import openai
 import pytest
@@ -10,6 +11,7 @@ from pydantic import BaseModel
 
 from curator.deployments import set_mechanism
 from paclm import Workspace
+from paclm.config import ServerConfig
 from paclm.server.grammar_checks import without_words_of
 from paclm.server.openapi import ChatCompletion, Completion
 from server.live import serve
@@ -223,3 +225,98 @@ def test_a_refusal_keeps_what_helps_and_hides_what_was_sent():
     reason = 'Unimplemented keys: ["not", "zebra"]'
     assert without_words_of('{"not": {}, "zebra": 1}', reason) == 'Unimplemented keys: ["not", "…"]'
     assert without_words_of("zebra", "at zeb" + "r" * 200) == "at …"
+
+
+def example(language, word):
+    """A block of the page that users read."""
+    page = (Path(__file__).parents[2] / "docs" / "guide" / "server.md").read_text()
+    blocks = re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
+    (found,) = [block for block in blocks if word in block]
+    return found
+
+
+DOSE = '<tool_call>\n{"name": "dose", "arguments": {"drug": "ibuprofen"}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("word", "text", "printed"),
+    [
+        ("response_format=Visit", '{"complaint": "cough", "days": 3}', "complaint='cough' days=3"),
+        ("tools=tools", DOSE, DOSE),
+    ],
+)
+def test_the_examples_of_the_guide_run(live, writer, capsys, word, text, printed):
+    writer.text, writer.dissent = text, 0.0
+    code = example("python", word).replace("http://127.0.0.1:8000", live.url).replace('"none"', f'"{live.ward}"', 1)
+    names = {"__name__": "example"}
+    try:
+        exec(compile(code, "server.md", "exec"), names)
+    finally:
+        names["client"].close()
+    assert printed in capsys.readouterr().out
+    if text == DOSE:
+        assert names["messages"][-1]["content"] == "400 mg of ibuprofen"
+
+
+def test_the_curl_example_of_the_guide_is_answered(live, writer):
+    writer.text = "120/80 mmHg"
+    body = re.search(r"-d '(.*)'", example("bash", "structured_outputs"), re.DOTALL)
+    assert body is not None
+    answer = live.http.post("/v1/completions", content=body[1], headers={"content-type": "application/json"})
+    assert answer.json()["choices"][0]["text"] == "120/80 mmHg"
+
+
+# --- forced choice ----------------------------------------------------------------------------------------------------
+
+OPEN = {**SCHEMA, "properties": {"city": {"type": "string"}, "unit": {"type": "string"}}}
+
+
+@pytest.fixture(scope="module")
+def careful(template, tmp_path_factory, chat_tokenizer, small_tokenizer):
+    """A server with the settings that it has if its operator sets none."""
+    folder = tmp_path_factory.mktemp("careful") / "clinic"
+    shutil.copytree(template, folder)
+    set_mechanism(folder, per_token="2^-20", total="2^-4", support_size=40)
+    with serve(Workspace.open(folder), Writer(small_tokenizer), chat_tokenizer, settings=ServerConfig()) as live:
+        yield live
+
+
+def tools_of(*schemas):
+    return [{"type": "function", "function": {"name": f"f{i}", "parameters": s}} for i, s in enumerate(schemas)]
+
+
+CLOSED = {
+    "response_format": {"response_format": FORMAT},
+    "json": {"structured_outputs": {"json": SCHEMA}},
+    "regex": {"structured_outputs": {"regex": "yes|no"}},
+    "choice": {"structured_outputs": {"choice": ["yes", "no"]}},
+    "grammar": {"structured_outputs": {"grammar": 'start: "a" | "b"'}},
+    "a tool's schema": {"tools": tools_of(SCHEMA)},
+    "one of two tools": {"tools": tools_of(OPEN, OPEN), "tool_choice": "required"},
+}
+
+
+@pytest.mark.parametrize("fields", CLOSED.values(), ids=CLOSED)
+def test_a_forced_choice_is_refused_unless_the_operator_allows_it(careful, live, fields):
+    body = {"model": "clinic", "messages": USER, "max_tokens": 1, **fields}
+    before = careful.http.get("/v1/privacy").json()["spent_nats"]
+    answer = careful.http.post("/v1/chat/completions", json=body)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "forced_choice")
+    assert "forced_choice = true" in answer.json()["error"]["message"]
+    assert not {"yes", "unit", "Rome"} & set(re.findall(r"\w+", answer.text)), "an error repeats no text of a schema"
+    assert live.http.post("/v1/chat/completions", json=body).status_code == 200
+    assert careful.http.get("/v1/privacy").json()["spent_nats"] == before
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": {"type": "json_object"}},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "place", "schema": OPEN}}},
+        {"tools": tools_of(OPEN, OPEN)},
+        {"tools": tools_of(OPEN), "tool_choice": "required"},
+    ],
+)
+def test_a_schema_without_alternatives_of_the_caller_is_open(careful, fields):
+    body = {"model": "clinic", "messages": USER, "max_tokens": 1, **fields}
+    assert careful.http.post("/v1/chat/completions", json=body).status_code == 200

@@ -3,7 +3,7 @@
 import json
 import re
 
-import jsonschema
+import jsonschema_rs
 
 from paclm.curator.grammar import choice_grammar, json_schema_grammar, regex_grammar, user_grammar
 
@@ -37,10 +37,9 @@ MOST_TOKENS = {"none": 12, "json": 40, "regex": 10, "choice": 9, "lark": 16}
 
 def is_json(text):
     try:
-        jsonschema.Draft202012Validator(SCHEMA).validate(json.loads(text))
-    except (json.JSONDecodeError, jsonschema.ValidationError):
+        return jsonschema_rs.is_valid(SCHEMA, json.loads(text))
+    except json.JSONDecodeError:
         return False
-    return True
 
 
 def is_nested(text):

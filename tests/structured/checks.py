@@ -91,7 +91,7 @@ def check_answer(lab, run, number):
 
 
 def check_charges(run):
-    """Marks, charges and ledger follow the plain rule, whatever masks allow: b for each private token, or for dissent."""
+    """Marks, charges and ledger follow the plain rule, also where one token is allowed: b each, or b for dissent."""
     price, left = units_of(run.row), run.budget_units
     found = {stream.handle: [] for stream in run.streams}
     by_handle = {stream.handle: (stream, rows) for stream, rows in zip(run.streams, run.rows, strict=True)}

@@ -1,7 +1,7 @@
 """Runs of small models with structured output: one run has a value of each feature, and everything seeded."""
 
 import shutil
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,6 +24,7 @@ from paclm.engine.kv_cache import PAGES
 from paclm.engine.launch import start_workers
 from paclm.engine.loading import open_engine
 from paclm.engine.weights import unsupported
+from paclm.engine.worker import run_worker
 from paclm.errors import BudgetExceeded
 from paclm.ledger.verify import verify
 from paclm.privacy.accounting import units_up
@@ -36,8 +37,18 @@ from structured.recorder import Recorder
 
 WORLDS = 6
 PER_TOKEN = 2.0**-8
+PAGE = PAGES["cpu"]
+"""Of processes that no test has changed."""
 NUM_PAID = 5
 """Tokens that a budget which ends too soon pays for."""
+MIXED = dict(
+    zip(
+        FEATURES,
+        ("gaussian", "json", "gpt2", "ample", "every-token", "gumbel", 1, "all", 64, 128, 3, False, None, 4),
+        strict=True,
+    )
+)
+"""A row with grammars of all kinds in one batch."""
 STOP = ('"ok"', "-b", "sur", "]", "1")
 PROMPTS = (
     "the patient reports mild fever since morning",
@@ -115,19 +126,21 @@ class Lab:
         opened = Workspace.open(path)
         return with_dp_adapter(opened) if row["release"] == "dp" else opened
 
-    def engine(self, row, workspace, stack):
+    def engine(self, row, workspace, stack, adapters=None, worker=None):
         """With pages, chunks and workers as the row says; whatever is open is closed with the stack."""
-        runtime = RuntimeConfig(device="cpu", max_sequences=4, context=CONTEXT, prefill_chunk=row["chunk"])
+        runtime = RuntimeConfig(device="cpu", max_sequences=3, context=CONTEXT, prefill_chunk=row["chunk"])
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         patch.setitem(PAGES, "cpu", row["page"])
-        adapters = AdapterStack.load(workspace.adapters_path / (DP_FILE if row["release"] == "dp" else WORLDS_FILE))
+        file = workspace.adapters_path / (DP_FILE if row["release"] == "dp" else WORLDS_FILE)
+        adapters = adapters or AdapterStack.load(file)
         if row["release"] == "dp":
             return open_engine(workspace, row["support"], runtime, adapters.as_public())
         if row["workers"] == 1:
-            return open_engine(workspace, row["support"], runtime)
-        if row["model"] == "gpt2" and row["page"] == PAGES["cuda"] * 4:  # what other processes have
+            return open_engine(workspace, row["support"], runtime, adapters)
+        if worker is None and row["model"] == "gpt2" and row["page"] == PAGE:
             return open_engine(workspace, row["support"], runtime, adapters, self._processes())
-        return open_engine(workspace, row["support"], runtime, workers=stack.enter_context(joined(workspace)))
+        group = stack.enter_context(joined(workspace, worker or run_worker))
+        return open_engine(workspace, row["support"], runtime, workers=group)
 
     def logits(self, row, workspace, tokens):
         """Of every world and the public model, the last, after each token: (W, T, V), by the model's own code."""
@@ -176,8 +189,14 @@ class Lab:
 
     # --- one run ------------------------------------------------------------------------------------------------------
 
-    def run(self, row, number, kinds=None):
-        """All answers of a row; `kinds`: of the grammars, where they are not the row's; None leaves a stream out."""
+    def run(
+        self, row, number, kinds=None, change=lambda curator: None, curator_class=Curator, adapters=None, worker=None
+    ):
+        """All answers of a row.
+
+        kinds: of the grammars, where they are not the row's; None leaves a stream out. change: of the curator before
+        the first request. adapters: in the place of the workspace's. worker: what rank 1 does, in a thread.
+        """
         kinds = kinds or kinds_of(row)
         used = [kind for kind in kinds if kind is not None]
         with ExitStack() as stack:
@@ -186,8 +205,9 @@ class Lab:
             charges = {} if row["release"] == "dp" else {"release": row["release"], "charge": row["charge"]}
             exhausted = {"on_exhausted": row["budget"]} if row["budget"] in ("public", "refuse") else {}
             workspace = self.workspace(row, per_token=PER_TOKEN, total=total, **charges, **exhausted)
-            recorder = Recorder(self.engine(row, workspace, stack))
-            with self.opened(row, workspace, recorder, number) as decoder:
+            recorder = Recorder(self.engine(row, workspace, stack, adapters, worker))
+            with self.opened(row, workspace, recorder, number, curator_class) as decoder:
+                change(decoder)
                 streams, num_refused = submitted(decoder, requests_of(decoder, row, number, kinds))
                 for _ in range(1000):
                     if not decoder.num_active:
@@ -203,12 +223,12 @@ class Lab:
             run.state = report.contents.state
         return run
 
-    def opened(self, row, workspace, engine, seed, curator_class=Curator):
+    def opened(self, row, workspace, engine, seed, curator_class):
         """A decoder with this engine; secret and noise follow from the seed."""
         if row["release"] == "dp":
             return DpDecoder.open(workspace, engine=engine, tokenizer=self.tokenizer)
         curator = curator_class.open(workspace, engine=engine, tokenizer=self.tokenizer)
-        curator._releaser._secret = Secret(Redacted(seed % WORLDS), WORLDS)
+        set_secret(curator, seed % WORLDS)
         curator._releaser._noise = SeededNoise(seed)
         return curator
 
@@ -222,6 +242,10 @@ class Lab:
         paid = [MOST_TOKENS[kind] for kind in kinds]
         tokens = {"public": NUM_PAID, "refuse": sum(paid[:-1]) or paid[0]}.get(row["budget"], 100)
         return tokens * PER_TOKEN
+
+
+def set_secret(curator, world):
+    curator._releaser._secret = Secret(Redacted(world), WORLDS)
 
 
 def kinds_of(row):
@@ -253,10 +277,8 @@ def submitted(decoder, requests):
     """The streams, and how many requests were refused because the budget does not cover them."""
     streams = []
     for request in requests:
-        try:
+        with suppress(BudgetExceeded):
             streams.append(decoder.submit(request))
-        except BudgetExceeded:
-            pass
     return streams, len(requests) - len(streams)
 
 

@@ -1,5 +1,6 @@
 """Structured output with every pair of features: small models, all answers checked against what public values allow."""
 
+import threading
 from collections import Counter
 from itertools import combinations_with_replacement
 
@@ -7,25 +8,20 @@ import numpy as np
 import pytest
 import torch
 
+from curator.joined import leaving
 from paclm.curator.curator import Charge, Releaser
 from paclm.curator.decoder import Decoder
 from paclm.engine import decode_step
 from paclm.engine.decode_step import top_tokens
 from paclm.engine.engine import Engine
+from paclm.engine.worker import run_worker
 from paclm.errors import UnsoundState
 from structured.checks import check_run
 from structured.covering import combinations_of, covering_array, possible_combinations
 from structured.features import FEATURES, is_possible
-from structured.runs import Lab, kinds_of
+from structured.runs import MIXED, kinds_of
 
 ROWS = covering_array(FEATURES, is_possible)
-
-
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory, texts, small_base, small_tokenizer):
-    lab = Lab(tmp_path_factory.mktemp("lab"), texts, small_base, small_tokenizer)
-    yield lab
-    lab.close()
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +89,7 @@ def test_the_rows_have_met_what_masks_can_do(runs):
         assert sum(met[charge, what, "public"] for charge in ("every-token", "dissent")) >= 1
 
 
-# --- against runs of another shape --------------------------------------------------------------------------------------
+# --- against runs of another shape ------------------------------------------------------------------------------------
 
 SHARED = [number for number, row in enumerate(ROWS) if row["workers"] == 2 and row["streams"] == 4]
 
@@ -112,18 +108,43 @@ def test_two_workers_give_the_tokens_and_charges_of_one_process(lab, runs):
     assert num_same >= len(SHARED) - 1 >= 3
 
 
+def test_a_worker_that_comes_back_gets_the_mask_of_its_step(lab):
+    """It leaves in the middle of a step, which is computed again; tokens and charges are those of one process."""
+    row, is_gone = {**MIXED, "workers": 2}, threading.Event()
+
+    def lose_it(curator):
+        engine, launch = curator._engine, curator._engine.launch
+
+        def launch_and_lose(*arguments):
+            if len(engine.steps) == 4:
+                is_gone.set()
+            launch(*arguments)
+
+        engine.launch = launch_and_lose
+
+    two = lab.run(row, 1, change=lose_it, worker=leaving(run_worker, is_gone))
+    assert is_gone.is_set()
+    check_run(lab, two)
+    one = lab.run({**row, "workers": 1}, 1)
+    assert [stream.tokens for stream in one.streams] == [stream.tokens for stream in two.streams]
+    assert one.state.account == two.state.account
+
+
 def votes_of(run):
     return np.concatenate([[*row.votes, row.public] for rows in run.rows for row in rows])
 
 
-@pytest.mark.parametrize("release", ["plurality", "dp"])
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(("release", "workers"), [("plurality", 1), ("plurality", 2), ("dp", 1)])
 def test_answers_without_a_grammar_are_the_same_beside_answers_with_one(lab, release, workers):
     """Of releases that draw nothing; what others release is a function of votes, which are checked row by row."""
-    if (release, workers) == ("dp", 2):
-        pytest.skip("one adapter is not shared with workers")
     number = next(i for i, row in enumerate(ROWS) if row["release"] == release and row["model"] == "gpt2")
-    row = {**ROWS[number], "workers": workers, "page": 64, "streams": 4, "budget": "none" if release == "dp" else "ample"}
+    row = {
+        **ROWS[number],
+        "workers": workers,
+        "page": 64,
+        "streams": 4,
+        "budget": "none" if release == "dp" else "ample",
+    }
     beside = lab.run(row, number, ["none", "json", "none", "regex"])
     alone = lab.run(row, number, ["none", None, "none", None])
     assert [stream.tokens for stream in beside.streams[::2]] == [stream.tokens for stream in alone.streams]
@@ -131,7 +152,7 @@ def test_answers_without_a_grammar_are_the_same_beside_answers_with_one(lab, rel
     assert all(row.mask is not None for row in beside.rows[0][:3])
 
 
-# --- the checks can fail ------------------------------------------------------------------------------------------------
+# --- the checks can fail ----------------------------------------------------------------------------------------------
 
 
 def masks_of_a_neighbour(patch):
@@ -142,9 +163,11 @@ def masks_of_a_neighbour(patch):
 def support_cut_before_the_mask(patch):
     def cut(logits, k, allowed=None):
         support, best = top_tokens(logits, k, allowed), top_tokens(logits, k)
-        kept = [[token for token in row if token in both] for row, both in zip(support.tolist(), best.tolist())]
-        kept = [row or full[:1] for row, full in zip(kept, support.tolist())]
-        return torch.tensor([row + [-1] * (k - len(row)) for row in kept])
+        for row, whole in zip(support, best, strict=True):
+            kept = row[torch.isin(row, whole)]
+            row[1:] = -1  # one must be left
+            row[: len(kept)] = kept
+        return support
 
     patch.setattr(decode_step, "top_tokens", cut)
 
@@ -157,6 +180,11 @@ def votes_of_worlds_in_another_order(patch):
         return type(ballot)(ballot.support, ballot.votes[:, ::-1], ballot.public, ballot.logprobs)
 
     patch.setattr(Engine, "collect", turned)
+
+
+def votes_without_the_mask(patch):
+    launch = Engine.launch
+    patch.setattr(Engine, "launch", lambda self, handles, coins, tau, allowed: launch(self, handles, coins, tau, None))
 
 
 def agreed_tokens_are_free(patch):
@@ -176,16 +204,10 @@ def agreed_tokens_are_charged(patch):
 WRONG = {
     masks_of_a_neighbour: "every-token",
     support_cut_before_the_mask: "every-token",
+    votes_without_the_mask: "every-token",
     votes_of_worlds_in_another_order: "every-token",
     agreed_tokens_are_free: "every-token",
     agreed_tokens_are_charged: "dissent",
-}
-
-
-MIXED = {
-    **{"release": "gaussian", "budget": "ample", "grammar": "json", "decoder": "gumbel", "logprobs": None},
-    **{"model": "gpt2", "layers": "all", "workers": 1, "page": 64, "chunk": 128, "support": 3},
-    **{"stop": False, "streams": 4},
 }
 
 
@@ -193,8 +215,18 @@ MIXED = {
 def test_the_checks_notice(lab, sabotage, monkeypatch):
     row = {**MIXED, "charge": WRONG[sabotage]}
     sabotage(monkeypatch)
-    with pytest.raises((AssertionError, UnsoundState)):  # the ledger notices a charge that is too low by itself
+    with pytest.raises((AssertionError, UnsoundState)):  # the curator refuses some by itself
         check_run(lab, lab.run(row, 1))
+
+
+def test_nothing_is_released_or_charged_where_a_vote_is_for_a_forbidden_token(lab, monkeypatch):
+    votes_without_the_mask(monkeypatch)
+    opened = []
+    with pytest.raises(UnsoundState):
+        lab.run(MIXED, 1, change=opened.append)
+    (curator,) = opened
+    assert len(curator._engine.steps) == 1
+    assert (curator.account.tokens, curator.account.spent_units) == (0, 0)
 
 
 @pytest.mark.parametrize("charge", ["every-token", "dissent"])

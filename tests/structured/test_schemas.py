@@ -46,7 +46,7 @@ def test_there_are_fifty_schemas_and_their_names_and_texts_differ() -> None:
 
 
 def test_the_set_covers_what_it_is_meant_to_cover() -> None:
-    found = [set(key for key, _ in keywords(case.schema)) for case in SCHEMAS]
+    found = [{key for key, _ in keywords(case.schema)} for case in SCHEMAS]
     counts = {key: sum(key in keys for keys in found) for key in _HAS}
     assert all(counts[key] >= least for key, least in _HAS.items()), counts
     formats = {value for case in SCHEMAS for key, value in keywords(case.schema) if key == "format"}

@@ -12,6 +12,7 @@ from paclm.study.regimes import (
     canaries,
     capacity,
     census,
+    choices,
     cost,
     coupling,
     depth,
@@ -42,6 +43,9 @@ SCALES = {
     "canaries": canaries.CanariesScale(trials=40, trials_outside=6, draws=2, imagined=12),
     "capacity": capacity.CapacityScale(3, 40, 2, (1, 4)),
     "census": census.CensusScale(40),
+    "choices": choices.ChoicesScale(
+        records=6, tokens=20, stride=6, draws=1, choices=(2,), margins=(1.0,), words=3, sequences=12
+    ),
     "cost": cost.CostScale(60, 2, 2, (1, 2), prompt=8, commits=3),
     "coupling": coupling.CouplingScale(60, 2, 20),
     "depth": depth.DepthScale(

@@ -158,7 +158,7 @@ class Decoder(ABC, Generic[Answer]):
             if stream not in self._held:
                 raise InvalidInput("Only a held stream can be started, and only once.")
             if stream.request.grammar is not None:
-                stream.building = self._grammars.begin(stream.request.grammar)
+                stream.building = self._grammars.begin(stream.request.grammar, stream.request.tag)
             self._waiting.append(stream)  # briefly in both, so that its reservation is never missing
             self._held.remove(stream)
             self._fill_batch()
@@ -322,6 +322,8 @@ class Decoder(ABC, Generic[Answer]):
         for queue in (self._held, self._waiting):
             if stream in queue:
                 queue.remove(stream)
+        if stream.building is not None:
+            stream.building.cancel()
         self._end(stream)
         stream.finish_reason = stream.finish_reason or "cancelled"
 

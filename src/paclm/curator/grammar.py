@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -44,6 +45,11 @@ _MOST_REASON = 200
 """Characters of llguidance's reason that are shown."""
 _JSON_FORM = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 """One way to write a value: where only one token is possible, worlds cannot differ."""
+_LEAP_DAY = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)-02-29"
+_DATE = f"^([0-9]{{4}}-(0[13-9]|1[0-2])-|[0-9]{{4}}-02-([01][0-9]|2[0-8])|{_LEAP_DAY})"
+_TIME = ":[0-5][0-9]:[0-5][0-9]"
+_EXACT_FORMATS = {"date": _DATE, "time": _TIME, "date-time": f"{_DATE}.*{_TIME}"}
+"""Patterns for what llguidance's formats allow too much of: 29 February in every year, second 60 in every minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +79,23 @@ def json_rule(schema: dict[str, Any]) -> str:
     if any(len(text) > _MOST_FORCED for text in _forced_texts(schema)):
         raise InvalidInput(f"Names, const and enum of a JSON schema have at most {_MOST_FORCED:,} characters each.")
     try:
-        return "%json " + json.dumps({**schema, "x-guidance": _JSON_FORM}, allow_nan=False)
+        return "%json " + json.dumps({**_with_exact_formats(schema), "x-guidance": _JSON_FORM}, allow_nan=False)
     except (TypeError, ValueError, RecursionError):
         raise InvalidInput("The JSON schema is no JSON, or too deeply nested.") from None
+
+
+def _with_exact_formats(schema: Any) -> Any:
+    """The schema with a pattern beside each format of dates and times."""
+    if isinstance(schema, list):
+        return [_with_exact_formats(inside) for inside in schema]
+    if not isinstance(schema, dict):
+        return schema
+    values = ("const", "enum", "default", "examples")
+    found = {name: inside if name in values else _with_exact_formats(inside) for name, inside in schema.items()}
+    kind, others = schema.get("format"), found.get("allOf", [])
+    if isinstance(kind, str) and kind in _EXACT_FORMATS and isinstance(others, list):
+        found["allOf"] = [*others, {"pattern": _EXACT_FORMATS[kind]}]
+    return found
 
 
 def _forced_texts(schema: dict[str, Any]) -> Iterator[str]:
@@ -85,8 +105,8 @@ def _forced_texts(schema: dict[str, Any]) -> Iterator[str]:
         value, is_forced = todo.pop()
         if isinstance(value, dict):
             for name, inside in value.items():
-                if is_forced or name == "properties":
-                    yield from (key for key in (inside if isinstance(inside, dict) else ()) if isinstance(key, str))
+                names = [name] if is_forced else inside if name == "properties" and isinstance(inside, dict) else ()
+                yield from (text for text in names if isinstance(text, str))
                 todo.append((inside, is_forced or name in ("const", "enum")))
         elif isinstance(value, list):
             todo += [(inside, is_forced) for inside in value]
@@ -175,16 +195,35 @@ class Grammars:
         self._vocabulary = vocabulary
         self._ll: LLTokenizer | None = None
         self._thread: ThreadPoolExecutor | None = None
+        self._waiting: dict[str, deque[tuple[Grammar, Future[GrammarState]]]] = {}
+        self._lock = threading.Lock()
 
-    def begin(self, grammar: Grammar) -> Future[GrammarState]:
-        """`start` in a thread of its own, so that other answers go on: llguidance does not hold Python's lock."""
+    def begin(self, grammar: Grammar, owner: str) -> Future[GrammarState]:
+        """`start` in a thread: llguidance does not hold Python's lock, so other answers go on. Owners take turns."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+        state: Future[GrammarState] = Future()
+        with self._lock:
+            self._waiting.setdefault(owner, deque()).append((grammar, state))
         before = threading.stack_size(_STACK_BYTES)
         try:
-            return self._thread.submit(self.start, grammar)
+            self._thread.submit(self._start_next)
         finally:
             threading.stack_size(before)
+        return state
+
+    def _start_next(self) -> None:
+        with self._lock:
+            owner = next(iter(self._waiting))
+            queue = self._waiting.pop(owner)
+            grammar, state = queue.popleft()
+            if queue:
+                self._waiting[owner] = queue  # behind the others
+        if state.set_running_or_notify_cancel():
+            try:
+                state.set_result(self.start(grammar))
+            except BaseException as error:  # a panic of llguidance too
+                state.set_exception(error)
 
     def close(self) -> None:
         """End the thread; what it has not begun is dropped."""

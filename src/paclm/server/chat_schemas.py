@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -21,7 +22,7 @@ from paclm.server.unused_options import (
     problem,
 )
 
-_MOST_TOOLS = 128
+MOST_TOOLS = 128
 
 
 class TextPart(Strict):
@@ -81,7 +82,7 @@ class Message(Strict):
     """Required, except of an assistant that calls a tool."""
     name: Remark | None = None
     tool_calls: Annotated[
-        Annotated[list[ToolCall], Field(max_length=_MOST_TOOLS, fail_fast=True)] | None,
+        Annotated[list[ToolCall], Field(max_length=MOST_TOOLS, fail_fast=True)] | None,
         BeforeValidator(_read_calls),
         Field(repr=False),
     ] = None
@@ -132,6 +133,9 @@ def _read_tool_type(value: object) -> object:
     return value
 
 
+ToolType = Annotated[Literal["function"], BeforeValidator(_read_tool_type)]
+
+
 class Function(Strict):
     """What may be called."""
 
@@ -147,7 +151,7 @@ class Function(Strict):
 class Tool(Strict):
     """Something that the model may ask the client to do."""
 
-    type: Annotated[Literal["function"], BeforeValidator(_read_tool_type)]
+    type: ToolType
     function: Function
 
 
@@ -168,7 +172,7 @@ class AllowedTools(Strict):
     """Some of the tools."""
 
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=_MOST_TOOLS, fail_fast=True)]
+    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MOST_TOOLS, fail_fast=True)]
 
 
 class ToolChoice(Strict):
@@ -193,6 +197,28 @@ class ToolChoice(Strict):
         return set() if self.function is None else {self.function.name}
 
 
+Choice = Literal["none", "auto", "required"] | ToolChoice | None
+
+
+def _must_call(choice: Choice) -> bool:
+    if isinstance(choice, ToolChoice):
+        return choice.allowed_tools is None or choice.allowed_tools.mode == "required"
+    return choice == "required"
+
+
+def check_tools(functions: Sequence[Function], choice: Choice, form: str | None) -> None:
+    """Refuse a choice that cannot be made; `form` is the field that asks for a form of the answer, if one does."""
+    names = [function.name for function in functions]
+    if len(set(names)) < len(names):
+        raise problem("tools: two of them have the same name", "tools")
+    if isinstance(choice, ToolChoice) and not choice.names <= set(names):
+        raise problem("tool_choice: names a tool that is not in tools", "tool_choice")
+    if _must_call(choice) and not names:
+        raise problem("tool_choice: asks for a call, and tools has none to call", "tool_choice")
+    if _must_call(choice) and form is not None:
+        raise problem(f"{form}: the answer has to be a tool call, which has a form of its own: send one", form)
+
+
 class ChatAsk(BaseAsk):
     """POST /v1/chat/completions"""
 
@@ -203,9 +229,9 @@ class ChatAsk(BaseAsk):
     """Log-probabilities of the tokens; only under the promise `corpus`."""
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     """Of how many others at each token; needs `logprobs`."""
-    tools: Annotated[list[Tool], Field(max_length=_MOST_TOOLS, fail_fast=True)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS, fail_fast=True)] | None = None
     """What the model may ask the client to do."""
-    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    tool_choice: Choice = None
     """Whether it may, which of them, and whether it must; `auto` unless said."""
     parallel_tool_calls: bool | None = None
     """Accepted: an answer has one call at most, whatever it says."""
@@ -234,10 +260,7 @@ class ChatAsk(BaseAsk):
     @property
     def must_call(self) -> bool:
         """Whether the answer has to be a call."""
-        choice = self.tool_choice
-        if isinstance(choice, ToolChoice):
-            return choice.allowed_tools is None or choice.allowed_tools.mode == "required"
-        return choice == "required"
+        return _must_call(self.tool_choice)
 
     @property
     def is_named(self) -> bool:
@@ -259,16 +282,9 @@ class ChatAsk(BaseAsk):
 
     @model_validator(mode="after")
     def _tools_are_known(self) -> ChatAsk:
-        names = [tool.function.name for tool in self.tools or ()]
-        if len(set(names)) < len(names):
-            raise problem("tools: two of them have the same name", "tools")
-        if isinstance(self.tool_choice, ToolChoice) and not self.tool_choice.names <= set(names):
-            raise problem("tool_choice: names a tool that is not in tools", "tool_choice")
-        if self.must_call and not names:
-            raise problem("tool_choice: asks for a call, and tools has none to call", "tool_choice")
-        if self.must_call and super().is_structured:
-            field = "response_format" if self.structured_outputs is None else "structured_outputs"
-            raise problem(f"{field}: the answer has to be a tool call, which has a form of its own: send one", field)
+        field = "response_format" if self.structured_outputs is None else "structured_outputs"
+        form = field if super().is_structured else None
+        check_tools([tool.function for tool in self.tools or ()], self.tool_choice, form)
         return self
 
     @model_validator(mode="after")

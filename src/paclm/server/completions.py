@@ -24,10 +24,11 @@ from paclm.server.openai_format import Reply, reply_for
 from paclm.server.openapi import ANSWER_ERRORS, ChatCompletion, Completion, RequestPlan, described
 from paclm.server.refusals import Refused, invalid
 from paclm.server.responses_format import ResponseReply
-from paclm.server.responses_schemas import ResponseAsk, ResponseObject
+from paclm.server.responses_openapi import ResponseObject
+from paclm.server.responses_schemas import ResponseAsk
 from paclm.server.schemas import CompletionAsk, Prompt, check, is_large, parse_object, read_body
 from paclm.server.service import Service
-from paclm.server.structured import field_of, grammar_of
+from paclm.server.structured import field_of, forced_choice_of, grammar_of
 from paclm.server.tool_calls import conversation
 from paclm.server.tool_reply import ToolReply
 
@@ -43,8 +44,13 @@ _IN_RESPONSES: dict[str | None, str] = {
     "prompt": "input",
     "max_tokens": "max_output_tokens",
     "max_completion_tokens": "max_output_tokens",
+    "response_format": "text.format",
 }
 """What fields of a chat are called in `/v1/responses`."""
+_FORCED_CHOICE = (
+    "A forced choice says more about the private records than free text does, so this server refuses it. Its operator "
+    "can allow it: forced_choice = true in [server]."
+)
 _SHORT_BYTES = 4096
 """A body up to this length is tokenized at once: that takes less time than the way to a thread and back."""
 
@@ -96,17 +102,27 @@ async def prepare(
         body = await read_body(request, service.setup.settings)
         fields = parse_object(body)
         ask: AnyAsk = check(shape or _shape_of(fields), fields)
-        is_short = len(body) <= _SHORT_BYTES and ask.answers_each == 1
-        grammar = None
-        if ask.is_structured and not isinstance(ask, ResponseAsk):
-            grammar = await _checked_grammar(ask, service, caller.name, is_short=is_short)
-        if is_short:
-            return body, ask, requests_for(ask, service, caller.name, grammar)
-        return body, ask, await service.tokenizing.run(caller.name, requests_for, ask, service, caller.name, grammar)
+        if not isinstance(ask, ResponseAsk):
+            return body, ask, await _requests(ask, caller, service, len(body))
+        try:
+            return body, ask, await _requests(ask.as_chat(), caller, service, len(body))
+        except Refused as refusal:
+            refusal.param = _IN_RESPONSES.get(refusal.param, refusal.param)
+            raise
+
+
+async def _requests(ask: Ask, caller: Caller, service: Service, num_bytes: int) -> list[CuratorRequest]:
+    is_short = num_bytes <= _SHORT_BYTES and ask.answers_each == 1
+    grammar = await _checked_grammar(ask, service, caller.name, is_short=is_short) if ask.is_structured else None
+    if is_short:
+        return requests_for(ask, service, caller.name, grammar)
+    return await service.tokenizing.run(caller.name, requests_for, ask, service, caller.name, grammar)
 
 
 async def _checked_grammar(ask: Ask, service: Service, owner: str, *, is_short: bool) -> Grammar | None:
     """What the answers must look like, tried out before the curator sees it."""
+    if not service.allows_forced_choice and (reason := forced_choice_of(ask)) is not None:
+        raise invalid(f"{reason} {_FORCED_CHOICE}", field_of(ask), "forced_choice")
     grammar = grammar_of(ask) if is_short else await service.tokenizing.run(owner, grammar_of, ask)
     if grammar is not None:
         try:
@@ -152,14 +168,8 @@ def _plan(
     }
 
 
-def requests_for(ask: AnyAsk, service: Service, tag: str, grammar: Grammar | None = None) -> list[CuratorRequest]:
+def requests_for(ask: Ask, service: Service, tag: str, grammar: Grammar | None = None) -> list[CuratorRequest]:
     """One request per answer, all answers of a prompt together, or a refusal. Costs nothing; repeats no text."""
-    if isinstance(ask, ResponseAsk):
-        try:
-            return requests_for(ask.as_chat(), service, tag, grammar)
-        except Refused as refusal:
-            refusal.param = _IN_RESPONSES.get(refusal.param, refusal.param)
-            raise
     tokenizer, curator, limits = service.tokenizer, service.curator, service.curator.limits
     settings, model_id = service.setup.settings, service.setup.model_id
     if ask.model != model_id:

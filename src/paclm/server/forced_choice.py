@@ -1,12 +1,12 @@
 """Which schemas make a forced choice: the answer must be one of several texts that the caller wrote.
 
-A forced choice asks the model which of the caller's texts it finds likelier, beginnings of a record among them. Under the
-promise `half` nothing is guaranteed about that, so `[server] forced_choice` decides whether it is allowed. The number of
-values does not matter here: a caller can pad a choice of two with values that no world would pick.
+A forced choice asks the model which of the caller's texts it finds likelier, and one of them may be the rest of a
+record. The promise `half` guarantees nothing about that, so `[server] forced_choice` decides whether it is allowed. The
+number of values makes no difference: a caller can add values that no world would pick.
 
-What stays open: strings, numbers, booleans, arrays and objects whose properties are all required, nested in any way, and
-unions of different JSON types. There the caller writes no alternatives, only the frame around them. Keywords that are not
-known to be open count as closed. Knows no grammar engine.
+Open are strings, numbers, booleans, arrays, objects whose properties are all required, nested in any way, and unions of
+different JSON types: there the caller writes the frame, but no alternatives. A keyword that is not known to be open
+counts as closed. Knows no grammar engine.
 """
 
 from __future__ import annotations
@@ -19,15 +19,19 @@ from typing import Any
 from paclm.errors import InvalidInput
 
 _NOTES = frozenset(
-    ("$schema", "$id", "$comment", "$defs", "definitions", "title", "description", "default", "examples", "example")
-    + ("deprecated", "readOnly", "writeOnly", "strict", "contentMediaType", "contentEncoding")
+    {
+        *("$schema", "$comment", "$defs", "definitions", "title", "description", "default"),
+        *("examples", "example", "deprecated", "readOnly", "writeOnly"),
+    }
 )
 """Keywords that restrict nothing."""
-_OPEN = frozenset(
-    ("type", "format", "minLength", "maxLength", "minItems", "maxItems", "uniqueItems", "minProperties", "maxProperties")
-    + ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
-    + ("properties", "required", "additionalProperties", "items", "prefixItems", "additionalItems")
-    + ("enum", "const", "anyOf", "oneOf", "allOf", "$ref")
+_KNOWN = frozenset(
+    {
+        *("type", "format", "minLength", "maxLength", "minItems", "maxItems", "uniqueItems", "minProperties"),
+        *("maxProperties", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "properties"),
+        *("required", "additionalProperties", "items", "prefixItems", "additionalItems"),
+        *("enum", "const", "anyOf", "oneOf", "allOf", "$ref"),
+    }
 )
 """Keywords that are looked into; all others are closed."""
 _TYPES = frozenset(("string", "number", "integer", "boolean", "null", "array", "object"))
@@ -36,9 +40,9 @@ _MOST_STEPS = 20_000
 
 
 def forced_choice(schema: Any) -> str | None:
-    """Why a JSON schema makes a forced choice, in a sentence that names the keyword and what to write instead; else None.
+    """Why a JSON schema makes a forced choice; None if it does not.
 
-    The sentence holds no text of the schema.
+    A sentence that names the keyword and what to write instead, without any text of the schema.
     """
     return _Walk(schema).reason(schema, is_branch=False, depth=0)
 
@@ -66,7 +70,9 @@ class _Walk:
             raise InvalidInput("The JSON schema is no schema.")
         self._count(depth)
         own = [key for key in schema if key not in _NOTES and not key.startswith("x-")]
-        if unknown := next((key for key in own if key not in _OPEN), None):
+        if schema is self._root and "$id" in own:  # further inside, it would change what references mean
+            own.remove("$id")
+        if unknown := next((key for key in own if key not in _KNOWN), None):
             return _closed(unknown)
         for alone in ("$ref", "allOf", "anyOf", "oneOf"):
             if alone in schema:
@@ -82,7 +88,7 @@ class _Walk:
         if len({json.dumps(value, sort_keys=True) for value in values}) > 1:
             return "enum lets the model choose between values that the caller wrote."
         if is_branch and ("const" in schema or values):
-            return "A fixed value (const, or enum of one) that may be absent, in a union or as the item of a list, is a choice."
+            return "A fixed value (const) in a union or as the item of a list may be absent, which is a choice."
         return None
 
     def _combined(self, keyword: str, value: Any, is_branch: bool, depth: int) -> str | None:
@@ -99,7 +105,9 @@ class _Walk:
             return "allOf of several schemas can leave few values; write one schema."
         types = [kind for branch in value for kind in self._types(branch, depth + 1)]
         if len(set(types)) < len(types):
-            return f"{keyword} has branches of the same JSON type, between which the model chooses by the caller's text."
+            return (
+                f"{keyword} has branches of the same JSON type, between which the model chooses by the caller's text."
+            )
         return next((why for branch in value if (why := self.reason(branch, True, depth + 1))), None)
 
     def _types(self, schema: Any, depth: int) -> list[str]:
@@ -129,7 +137,9 @@ class _Walk:
         if set(properties) != {name for name in required if isinstance(name, str)}:
             return "A property that may be absent is a choice: list exactly the names under properties in required."
         inner = [(value, False) for value in properties.values()]
-        inner += [(schema[name], True) for name in ("items", "additionalItems", "additionalProperties") if name in schema]
+        inner += [
+            (schema[name], True) for name in ("items", "additionalItems", "additionalProperties") if name in schema
+        ]
         first = schema.get("prefixItems", [])
         if not isinstance(first, list):
             raise InvalidInput("prefixItems must be a list of schemas.")
@@ -144,8 +154,8 @@ class _Walk:
 
     def _resolve(self, reference: Any) -> Any:
         """The schema that a reference inside this document names."""
-        if not isinstance(reference, str) or not re.fullmatch(r"#(/.*)?", reference, re.DOTALL):
-            raise InvalidInput("A $ref must point into the schema itself, as in #/$defs/name.")
+        if not isinstance(reference, str) or not re.fullmatch(r"#(/[^%]*)?", reference):
+            raise InvalidInput("A $ref must point into the schema itself, as in #/$defs/name, without % signs.")
         found = self._root
         for part in reference.split("/")[1:]:
             name = part.replace("~1", "/").replace("~0", "~")
@@ -156,27 +166,27 @@ class _Walk:
 
 
 def _range(schema: dict[str, Any]) -> str | None:
-    """A range with two ends of the caller's choice, or steps other than 1, 0.1 …, can leave two numbers to choose from."""
+    """A range with two ends of the caller's choice, or steps other than 1, 0.1 …, can leave two numbers."""
     low = [schema[name] for name in ("minimum", "exclusiveMinimum") if name in schema]
-    high = [schema[name] for name in ("maximum", "exclusiveMaximum") if name in schema]
-    is_scale = low in ([0], [1]) and (high == [5] or (len(high) == 1 and _is_power_of_ten(high[0])))
-    if low and high and not is_scale:
-        return (
-            "A number with a minimum and a maximum can be a choice between two values; leave one of them out, or ask for a "
-            "scale from 0 or 1 to 1, 5, 10, 100 …"
-        )
-    if "multipleOf" in schema and not _is_power_of_ten(schema["multipleOf"], -1):
+    if low and low not in ([0], [1]) and ("maximum" in schema or "exclusiveMaximum" in schema):
+        return "A number between a minimum and a maximum can be one of two; leave one out, or let it begin at 0 or 1."
+    step = schema.get("multipleOf", 1)
+    if isinstance(step, bool) or step not in [10.0**-n for n in range(16)]:
         return "multipleOf other than 1, 0.1, 0.01 … picks numbers of the caller's choice; leave it out."
     return None
 
 
-def _is_power_of_ten(value: Any, sign: int = 1) -> bool:
-    """1, 10, 100 … or, with sign −1, 1, 0.1, 0.01 …"""
-    powers = [10.0 ** (sign * n) for n in range(16)]
-    return isinstance(value, int | float) and not isinstance(value, bool) and float(value) in powers
-
-
 def _closed(keyword: str) -> str:
-    known = ("pattern", "patternProperties", "propertyNames", "not", "if", "then", "else", "contains", "dependentSchemas")
+    known = (
+        "pattern",
+        "patternProperties",
+        "propertyNames",
+        "not",
+        "if",
+        "then",
+        "else",
+        "contains",
+        "dependentSchemas",
+    )
     named = f"{keyword} can" if keyword in known else "A keyword that is not known here can"
     return f"{named} limit the answer to a few texts that the caller wrote; leave it out."

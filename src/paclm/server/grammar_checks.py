@@ -186,7 +186,7 @@ def _refuse_unless_accepted(verdict: Verdict) -> None:
     outcome, reason = verdict
     if outcome == "refused":
         raise invalid(reason, code="invalid_grammar")
-    if outcome == "killed":
+    if outcome != "accepted":
         raise invalid(
             "The schema or grammar is too complex: building it takes more time, memory or recursion than the server "
             "allows. Make it smaller: fewer alternatives, less nesting, shorter counted repetitions.",

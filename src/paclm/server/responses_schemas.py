@@ -1,26 +1,44 @@
-"""What clients may send to `/v1/responses` and what they get: plain text, nothing stored between requests.
+"""What clients may send to `/v1/responses`: a conversation, tools and calls; nothing is stored between requests.
 
-A request is a conversation in another format: `as_chat` is the only way from here to the curator. What would need
-memory, tools or files is refused; fields are accepted while they change nothing.
+A request is a chat in another format: `as_chat` is the only way from here to the curator. What would need memory,
+files or tools of the server's own is refused; fields are accepted while they change nothing.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from paclm.server.chat_schemas import ChatAsk, Message
-from paclm.server.openapi import Cost, Promise, Shape
-from paclm.server.schemas import MOST_TOKENS, Remark, Strict
+from paclm.server.chat_schemas import (
+    MOST_TOOLS,
+    AllowedTools,
+    ChatAsk,
+    Choice,
+    Function,
+    Message,
+    NamedFunction,
+    NamedTool,
+    Tool,
+    ToolChoice,
+    ToolType,
+    check_tools,
+)
+from paclm.server.responses_items import InputItem, as_messages, or_text
+from paclm.server.schemas import (
+    MOST_TOKENS,
+    FunctionName,
+    JsonSchema,
+    Remark,
+    ResponseFormat,
+    Strict,
+    StructuredOutputs,
+)
 from paclm.server.unused_options import (
-    PARTS,
     AnyTier,
     Metadata,
-    NoToolChoice,
-    NoTools,
     NotStored,
-    TextOnly,
+    Only,
     UsualVerbosity,
     Whole,
     empty,
@@ -29,16 +47,9 @@ from paclm.server.unused_options import (
     problem,
 )
 
-Role = Literal["system", "developer", "user", "assistant"]
 _MOST_MESSAGES = 511
 """One less than a conversation has, for the instructions."""
-_TEXT = {"type": "string"}
-
-
-def _or_text(schema: dict[str, Any]) -> None:
-    """A text stands for a list of one, which the JSON schema of the list does not say."""
-    listed = {name: schema.pop(name) for name in ("type", "items", "minItems", "maxItems") if name in schema}
-    schema["anyOf"] = [_TEXT, listed]
+_LIST_OF_DIRECT = {"type": "array", "items": {"const": "direct"}, "minItems": 1, "maxItems": 1}
 
 
 def _read_items(value: object) -> object:
@@ -50,28 +61,6 @@ def _read_items(value: object) -> object:
     return value
 
 
-def _read_parts(value: object) -> object:
-    if isinstance(value, str):
-        return [{"type": "input_text", "text": value}]
-    if not isinstance(value, list):
-        raise problem("must be a text or a list of parts of text")
-    return value
-
-
-def _read_part_type(value: object) -> object:
-    if isinstance(value, str) and value in PARTS:
-        raise problem(PARTS[value])
-    if value not in ("input_text", "output_text"):
-        raise problem("must be input_text or output_text: this model reads text")
-    return value
-
-
-def _read_item_type(value: object) -> object:
-    if value not in (None, "message"):
-        raise problem("must be message: tools, reasoning and references to stored items are not offered")
-    return value
-
-
 _STATELESS = "this server stores nothing between requests"
 
 NoMemory = Annotated[object, none_of(f"is not offered: {_STATELESS}. Send the whole conversation as input")]
@@ -80,39 +69,98 @@ NoReasoning = Annotated[object, none_of("is not offered: this model writes its a
 NoLogprobs = Annotated[object, one_of("is not offered here: /v1/chat/completions has it under the promise corpus", 0)]
 NoCut = Annotated[object, one_of("must be disabled: an input that does not fit is refused, not shortened", "disabled")]
 NoExtras = Annotated[object, empty("must be empty: answers have no further output")]
-Empty = Annotated[object, empty("must be empty: this model reads text")]
+NotAsync = Annotated[
+    object, one_of("must be false: an answer ends with a call, and the client sends its output", False)
+]
+NotDeferred = Annotated[object, one_of("must be false: the model reads all tools at the beginning", False)]
+NoOutputSchema = Annotated[object, none_of("is not offered: say in description what the function returns")]
+DirectCaller = Annotated[
+    object,
+    Only((["direct"],), "must be direct: only the model calls functions", _LIST_OF_DIRECT),
+]
 
 
-class InputPart(Strict):
-    """A piece of a message, as it was written or as an earlier response returned it."""
+class TextFormat(Strict):
+    """The form of the answer."""
 
-    type: Annotated[Literal["input_text", "output_text"], BeforeValidator(_read_part_type)]
-    text: Annotated[str, Field(repr=False)]
-    annotations: Empty = None
-    logprobs: Empty = None
-    parsed: Empty = None
+    type: Literal["text", "json_object", "json_schema"]
+    name: FunctionName | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema", repr=False)] = None
+    """What an answer of the type json_schema must fit."""
+    description: Annotated[str | None, Field(repr=False)] = None
+    """Accepted and not used: the model reads messages only."""
+    strict: bool | None = None
+    """Accepted: the schema is enforced either way."""
 
+    @model_validator(mode="after")
+    def _schema_if_named(self) -> TextFormat:
+        for name, given in (("schema", self.schema_), ("name", self.name)):
+            if (self.type == "json_schema") != (given is not None):
+                raise problem(f"{name} is needed for the type json_schema, and for no other", name)
+        return self
 
-class InputItem(Strict):
-    """One turn of the conversation; items of an earlier response's `output` can be sent as they are."""
-
-    type: Annotated[Literal["message"] | None, BeforeValidator(_read_item_type)] = None
-    role: Role
-    content: Annotated[
-        list[InputPart],
-        Field(min_length=1, max_length=64, fail_fast=True, repr=False, json_schema_extra=_or_text),
-        BeforeValidator(_read_parts),  # last, or all entries are read before they are counted
-    ]
-    id: Remark | None = None
-    status: Literal["in_progress", "completed", "incomplete"] | None = None
-    phase: Literal["commentary", "final_answer"] | None = None
+    def as_chat(self) -> ResponseFormat:
+        """The same in a chat."""
+        if self.type != "json_schema":
+            return ResponseFormat(type=self.type)
+        schema = JsonSchema.model_validate({"name": self.name, "schema": self.schema_})
+        return ResponseFormat(type=self.type, json_schema=schema)
 
 
 class TextConfig(Strict):
-    """The form of the answer: text."""
+    """The form of the answer."""
 
-    format: TextOnly = None
+    format: TextFormat | None = None
     verbosity: UsualVerbosity = None
+
+
+class FunctionTool(Function):
+    """A function that the model may ask the client to call."""
+
+    type: ToolType
+    allowed_callers: DirectCaller = None
+    async_: Annotated[NotAsync, Field(alias="async")] = None
+    defer_loading: NotDeferred = None
+    output_schema: NoOutputSchema = None
+
+    def as_chat(self) -> Tool:
+        """The same in a chat."""
+        return Tool(type="function", function=self)
+
+
+class FunctionChoice(Strict):
+    """One of the tools; as a choice, one that has to be called."""
+
+    type: ToolType
+    name: Remark
+
+    def as_chat(self) -> ToolChoice:
+        """The same in a chat."""
+        return ToolChoice(type="function", function=NamedFunction(name=self.name))
+
+
+class AllowedChoice(Strict):
+    """Some of the tools."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[FunctionChoice], Field(min_length=1, max_length=MOST_TOOLS, fail_fast=True)]
+
+    def as_chat(self) -> ToolChoice:
+        """The same in a chat."""
+        tools = [NamedTool(type="function", function=NamedFunction(name=tool.name)) for tool in self.tools]
+        return ToolChoice(type="allowed_tools", allowed_tools=AllowedTools(mode=self.mode, tools=tools))
+
+
+def _kind_of(choice: object) -> str:
+    """What is neither is read as a function, which says why it is refused."""
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    return "allowed_tools" if kind == "allowed_tools" else "function"
+
+
+_Choice = Annotated[
+    Annotated[FunctionChoice, Tag("function")] | Annotated[AllowedChoice, Tag("allowed_tools")], Discriminator(_kind_of)
+]
 
 
 class ResponseStreamOptions(Strict):
@@ -128,7 +176,7 @@ class ResponseAsk(Strict):
     """As `/v1/models` names it."""
     input: Annotated[
         list[InputItem],
-        Field(min_length=1, max_length=_MOST_MESSAGES, fail_fast=True, repr=False, json_schema_extra=_or_text),
+        Field(min_length=1, max_length=_MOST_MESSAGES, fail_fast=True, repr=False, json_schema_extra=or_text),
         BeforeValidator(_read_items),
     ]
     """A text, or the conversation so far."""
@@ -149,18 +197,23 @@ class ResponseAsk(Strict):
     """Accepted; neither used nor stored."""
     metadata: Metadata | None = None
     """Returned with the answer; neither used nor stored."""
-    parallel_tool_calls: bool | None = None
-    """Accepted: without tools it changes nothing."""
-    max_tool_calls: Annotated[int, Field(ge=1, le=MOST_TOKENS)] | None = None
-    """Accepted: without tools it changes nothing."""
     text: TextConfig | None = None
+    """The form of the answer: text, JSON, or JSON that a schema accepts."""
+    structured_outputs: StructuredOutputs | None = None
+    """The form of the answer as vLLM names it; not together with `text.format`."""
+    tools: Annotated[list[FunctionTool], Field(max_length=MOST_TOOLS, fail_fast=True)] | None = None
+    """What the model may ask the client to do."""
+    tool_choice: Literal["none", "auto", "required"] | _Choice | None = None
+    """Whether it may, which of them, and whether it must; `auto` unless said."""
+    parallel_tool_calls: bool | None = None
+    """Accepted: an answer has one call at most, whatever it says."""
+    max_tool_calls: Annotated[int, Field(ge=1, le=MOST_TOKENS)] | None = None
+    """Accepted: an answer has one call at most."""
     store: NotStored = None
     previous_response_id: NoMemory = None
     conversation: NoMemory = None
     background: InForeground = None
     prompt: NoMemory = None
-    tools: NoTools = None
-    tool_choice: NoToolChoice = None
     reasoning: NoReasoning = None
     include: NoExtras = None
     top_logprobs: NoLogprobs = None
@@ -174,102 +227,43 @@ class ResponseAsk(Strict):
             raise problem("stream_options is for streams: set stream to true, or leave it out", "stream_options")
         return self
 
-    @property
-    def answers_each(self) -> int:
-        """One."""
-        return 1
+    @model_validator(mode="after")
+    def _one_form(self) -> ResponseAsk:
+        if self.structured_outputs is not None and self.format is not None:
+            raise problem("structured_outputs and text.format both give a form: send one", "structured_outputs")
+        return self
+
+    @model_validator(mode="after")
+    def _tools_are_known(self) -> ResponseAsk:
+        has_format = self.format is not None and self.format.type != "text"
+        form = "structured_outputs" if self.structured_outputs is not None else "text.format" if has_format else None
+        check_tools(self.tools or [], self._chat_choice, form)
+        return self
 
     @property
-    def is_structured(self) -> bool:
-        """No: there are no formats here yet."""
-        return False
+    def format(self) -> TextFormat | None:
+        """The form of the answer, if the request names one."""
+        return None if self.text is None else self.text.format
+
+    @property
+    def may_call(self) -> bool:
+        """Whether the answer may be a call."""
+        return bool(self.tools) and self.tool_choice != "none"
+
+    @property
+    def _chat_choice(self) -> Choice:
+        return self.tool_choice.as_chat() if isinstance(self.tool_choice, Strict) else self.tool_choice
 
     def as_chat(self) -> ChatAsk:
         """The same conversation as a chat, instructions first."""
         instructions = [] if self.instructions is None else [Message(role="system", content=self.instructions)]
-        messages = [Message(role=item.role, content="".join(part.text for part in item.content)) for item in self.input]
         return ChatAsk(
             model=self.model,
-            messages=[*instructions, *messages],
+            messages=[*instructions, *as_messages(self.input)],
             max_completion_tokens=self.max_output_tokens,
             temperature=self.temperature,
+            response_format=None if self.format is None else self.format.as_chat(),
+            structured_outputs=self.structured_outputs,
+            tools=None if self.tools is None else [tool.as_chat() for tool in self.tools],
+            tool_choice=self._chat_choice,
         )
-
-
-class OutputText(Shape):
-    """The text of a message."""
-
-    type: Literal["output_text"]
-    text: str
-    annotations: Annotated[list[Any], Field(max_length=0)]
-    logprobs: Annotated[list[Any], Field(max_length=0)]
-
-
-class OutputMessage(Shape):
-    """The model's turn."""
-
-    type: Literal["message"]
-    id: str
-    status: Literal["completed", "incomplete"]
-    role: Literal["assistant"]
-    content: list[OutputText]
-
-
-class IncompleteDetails(Shape):
-    """Why the answer ended before its end."""
-
-    reason: Literal["max_output_tokens"]
-
-
-class InputTokensDetails(Shape):
-    """Always 0: the server does not count what its cache saved."""
-
-    cached_tokens: int
-    cache_write_tokens: int
-
-
-class OutputTokensDetails(Shape):
-    """Always 0: there is no reasoning."""
-
-    reasoning_tokens: int
-
-
-class ResponseUsage(Shape):
-    """Tokens read and written."""
-
-    input_tokens: int
-    input_tokens_details: InputTokensDetails
-    output_tokens: int
-    output_tokens_details: OutputTokensDetails
-    total_tokens: int
-
-
-class ResponseObject(Shape):
-    """`/v1/responses`"""
-
-    id: str
-    object: Literal["response"]
-    created_at: int
-    completed_at: int | None
-    status: Literal["completed", "incomplete"]
-    error: None
-    incomplete_details: IncompleteDetails | None
-    model: str
-    instructions: str | None
-    output: list[OutputMessage]
-    max_output_tokens: int | None
-    temperature: float | None
-    top_p: Literal[1]
-    text: dict[str, Any]
-    tools: Annotated[list[Any], Field(max_length=0)]
-    tool_choice: Literal["none", "auto"]
-    parallel_tool_calls: bool
-    truncation: Literal["disabled"]
-    service_tier: Literal["default"]
-    store: Literal[False]
-    background: Literal[False]
-    previous_response_id: None
-    metadata: dict[str, str]
-    user: str | None
-    usage: ResponseUsage
-    privacy: Cost | Promise

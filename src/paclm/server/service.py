@@ -48,6 +48,11 @@ class Service(ABC):
     promise: PromiseName
     has_logprobs = False
 
+    @property
+    def allows_forced_choice(self) -> bool:
+        """Whether answers may be a choice between texts of the caller; under `corpus` the promise covers them."""
+        return self.promise == "corpus" or self.setup.settings.forced_choice
+
     def __init__(
         self,
         end: socket.socket,

@@ -12,6 +12,7 @@ from paclm.curator.grammar import (
 )
 from paclm.errors import InvalidInput
 from paclm.server.chat_schemas import Ask, ChatAsk
+from paclm.server.forced_choice import forced_choice, forced_tool_choice
 from paclm.server.refusals import invalid
 from paclm.server.schemas import ResponseFormat, StructuredOutputs
 from paclm.server.tool_calls import call_grammar, call_or_answer_grammar, call_or_text_grammar
@@ -29,6 +30,25 @@ def grammar_of(ask: Ask) -> Grammar | None:
         if isinstance(ask, ChatAsk) and ask.must_call:
             return call_grammar(functions)
         return call_or_text_grammar(functions) if answer is None else call_or_answer_grammar(functions, answer)
+    except InvalidInput as error:
+        raise invalid(str(error), field_of(ask)) from None
+
+
+def forced_choice_of(ask: Ask) -> str | None:
+    """Why the answer would be a choice between texts that the caller wrote, in a sentence; None if it is none."""
+    functions = ask.callable_tools if isinstance(ask, ChatAsk) else []
+    outputs, wanted = ask.structured_outputs, ask.response_format
+    if outputs is not None and (outputs.json_ is None and not outputs.json_object):
+        return "regex, choice and grammar let the model choose between texts that the caller wrote."
+    schemas = [function.parameters or {} for function in functions]
+    if outputs is not None and outputs.json_ is not None:
+        schemas.append(outputs.json_)
+    if wanted is not None and wanted.json_schema is not None:
+        schemas.append(wanted.json_schema.schema_)
+    try:
+        if isinstance(ask, ChatAsk) and ask.must_call and len(functions) > 1:
+            return forced_tool_choice("required", schemas)
+        return next((reason for schema in schemas if (reason := forced_choice(schema))), None)
     except InvalidInput as error:
         raise invalid(str(error), field_of(ask)) from None
 

@@ -87,7 +87,7 @@ def _arguments(call: ToolCall) -> Any:
 
 
 def _add_as_text(messages: list[dict[str, Any]], message: Message) -> None:
-    """Calls in the form above. The results of a turn's calls become one message of the user, with what he says next."""
+    """Calls in the form above. Results of calls, and what the user says next, become one message of the user."""
     role, text = message.template_role, message.text
     for call in message.tool_calls or ():
         written = json.dumps({"name": call.function.name, "arguments": _arguments(call)}, ensure_ascii=False)
@@ -150,7 +150,7 @@ def _quoted(text: str) -> str:
 # --- what it wrote ----------------------------------------------------------------------------------------------------
 
 
-class Split(NamedTuple):
+class AnswerPart(NamedTuple):
     """What a piece of an answer adds."""
 
     raw: str
@@ -182,7 +182,7 @@ class CallSplitter:
         """Whether the call is there to its end."""
         return self._is_over and END in self._held
 
-    def feed(self, text: str, *, is_last: bool = False) -> Split:
+    def feed(self, text: str, *, is_last: bool = False) -> AnswerPart:
         """Take a piece and return what can be shown. What is left of an unfinished call at the end counts as text
         before its name is known, and as arguments afterwards."""
         known, before = self._held + text, self._name
@@ -192,7 +192,7 @@ class CallSplitter:
         name = self._name if before is None else None
         is_shown = bool(content or name or arguments or is_last)
         raw = (known if is_last else known[: len(known) - len(self._held)]) if is_shown else ""
-        return Split(raw, content, name, arguments)
+        return AnswerPart(raw, content, name, arguments)
 
     def _text(self, is_last: bool) -> str:
         """Text before a call; reads the beginning of the call."""

@@ -8,7 +8,7 @@ from paclm.curator.streams import FinishReason, Piece, Tokenizer
 from paclm.server.chat_schemas import ChatAsk
 from paclm.server.curator_client import Transcript
 from paclm.server.openai_format import ChatReply, Figures, ending
-from paclm.server.tool_calls import CallSplitter, Split
+from paclm.server.tool_calls import AnswerPart, CallSplitter
 
 
 class ToolReply(ChatReply):
@@ -21,7 +21,7 @@ class ToolReply(ChatReply):
         super().__init__(ask, model_id, is_admin=is_admin, tokenizer=tokenizer)
         self._finished_call = "stop" if ask.is_named else "tool_calls"
         self._splitters: dict[int, CallSplitter] = {}
-        self._split: dict[int, Split] = {}  # what the next event of an answer shows
+        self._split: dict[int, AnswerPart] = {}  # what the next event of an answer shows
 
     def events(self, answer: int, piece: Piece, cost: Figures | None = None) -> bytes:
         """The event of one piece; none while it may be the beginning of a call."""
@@ -71,5 +71,5 @@ class ToolReply(ChatReply):
         return f"call_{self.id.removeprefix(self.prefix)}{index}"
 
 
-def _function(split: Split) -> dict[str, Any]:
+def _function(split: AnswerPart) -> dict[str, Any]:
     return {"name": split.name, "arguments": split.arguments}

@@ -43,12 +43,10 @@ class Only:
 LONGEST_REMARK, _MOST_METADATA, _LONGEST_NAME = 512, 16, 64
 _NO_SHAPING = "is not offered: requests cannot re-weight the candidates"
 _CUT = "must be 1: the candidates are the model's top k, and requests cannot cut them further"
-NO_TOOLS = "tools are not offered here: /v1/chat/completions has them"
 _NO_FUNCTIONS = "is not offered: OpenAI replaced functions by tools. Use tools and tool_choice"
 _NO_FUNCTION_CALL = "is not offered: OpenAI replaced functions by tools. Use tool_calls"
 _NO_IMAGES, _NO_AUDIO = "images are not offered: this model reads text", "audio is not offered: this model uses text"
 _NO_FILES = "files are not offered: this model reads text"
-_NO_FORMAT = "is not offered here: /v1/chat/completions has it"
 _NO_REASONING = "is not offered: this model answers at once and does not reason first"
 _UNREAD = "must be empty: of a message only role, content and tool calls are read"
 PARTS = {
@@ -60,14 +58,8 @@ PARTS = {
     "input_file": _NO_FILES,
 }
 """Parts of a message that OpenAI's API knows, and why they are refused."""
-_TYPE_TEXT = {
-    "type": "object",
-    "properties": {"type": {"const": "text"}},
-    "required": ["type"],
-    "additionalProperties": False,
-}
 _LIST_OF_TEXT = {"type": "array", "items": {"const": "text"}, "minItems": 1, "maxItems": 1}
-"""Written out, because generators of clients do not read a constant that is an object or a list."""
+"""Written out, because generators of clients do not read a constant that is a list."""
 _NOTHING: list[dict[str, Any]] = [
     {"type": "string", "maxLength": 0},
     {"type": "array", "items": {}, "maxItems": 0},
@@ -107,16 +99,13 @@ def none_of(why: str) -> Only:
 
 Zero = Annotated[object, one_of(_NO_SHAPING, 0)]
 NoBias = Annotated[object, Only(({},), _NO_SHAPING, {"type": "object", "additionalProperties": {"type": "null"}})]
-NoTools = Annotated[object, Only(([],), NO_TOOLS, {"type": "array", "items": {}, "maxItems": 0})]
 NoFunctions = Annotated[object, Only(([],), _NO_FUNCTIONS, {"type": "array", "items": {}, "maxItems": 0})]
 NoFunctionChoice = Annotated[object, one_of(_NO_FUNCTIONS, "none", "auto")]
-NoToolChoice = Annotated[object, one_of(NO_TOOLS, "none", "auto")]
 Whole = Annotated[object, one_of(_CUT, 1)]
 OneOnly = Annotated[
     object, one_of("must be 1: choosing the best of several answers would charge for all of them and show one", 1)
 ]
 NoSuffix = Annotated[object, one_of("is not offered: the model continues a text and does not fill gaps", "")]
-TextOnly = Annotated[object, Only(({"type": "text"},), _NO_FORMAT, _TYPE_TEXT)]
 TextModality = Annotated[object, Only((["text"],), _NO_AUDIO, _LIST_OF_TEXT)]
 NotStored = Annotated[object, one_of("must be false: no answer is stored to be read later", False)]
 AnyTier = Annotated[object, one_of("is not offered: all requests are served alike", "auto", "default")]

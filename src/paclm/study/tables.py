@@ -527,6 +527,25 @@ _TABLES = (
         rows.own_notes,
     ),
     rows_table(
+        "tab:choices",
+        "choices",
+        "Does an answer limited to a few values say more about the corpus than free text? {members} members against "
+        "{others} held-out records, {queries:.0f} queries of one token per record and line; score: how much more often "
+        "than the public model would. Gain: AUC less that of free text.",
+        (
+            Column("release", "{source}"),
+            Column("decoder", "{decoder}"),
+            Column("answer", "{asked}"),
+            Column("rate, members", "rate_members", ".1%"),
+            Column("rate, others", "rate_others", ".1%"),
+            Column("AUC", "auc ±", ".3f"),
+            Column("gain", "gain ±", "+.3f"),
+            Column("members found at 1 % false positives", "true_positives ±", ".1%"),
+        ),
+        lambda result: result.select(attack="reference"),
+        rows.own_notes,
+    ),
+    rows_table(
         "tab:depth",
         "depth",
         "Adapters in the last layers only, of {num_layers} layers, {worlds} worlds, {positions:,} teacher-forced "

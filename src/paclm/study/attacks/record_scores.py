@@ -125,7 +125,8 @@ def _wins(scores: FloatArray, is_member: BoolArray, clusters: IntArray) -> Float
     if not scores.shape == is_member.shape == clusters.shape or is_member.all() or not is_member.any():
         raise InvalidInput("There must be a score, a side and a cluster for every record, and records on both sides.")
     members, others = scores[is_member], scores[~is_member]
-    return (members[:, None] > others) + 0.5 * (members[:, None] == others)
+    wins: FloatArray = (members[:, None] > others) + 0.5 * (members[:, None] == others)
+    return wins
 
 
 def roc(scores: FloatArray, is_member: BoolArray) -> tuple[FloatArray, FloatArray]:

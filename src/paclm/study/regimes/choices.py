@@ -1,12 +1,12 @@
 """Forced choice: does an answer that is limited to a few values say more about the corpus than free text?
 
-Prefixes of a record are prompted for one token. In free text a caller sees whether it is the record's own next token. In
-a forced choice (`enum`, a grammar) the answer is limited: to that token and decoys to which the public model gives about
-the same probability, or a little more, others in every draw; to the record's next words and those of another record; to
-true or false. Where two texts differ, one token decides: what follows it is fixed, so one token is released everywhere.
+Prefixes of a record are prompted for one token. In free text a caller sees whether it is the record's own next token.
+In a forced choice (`enum`, a grammar) the answer is limited: to that token and decoys to which the public model gives
+about the same probability, or a little more, others in every draw; to the record's next words and those of another
+record; to true or false. Where two texts differ, one token decides and the rest is fixed, so one token is released.
 
-The same prefixes, the same number of queries; members are records of the corpus, others are held-out records. Each query
-is answered under a uniform belief against one secret, as in `meter`.
+The same prefixes, the same number of queries; members are records of the corpus, others are held-out records. Each
+query is answered under a uniform belief against one secret, as in `meter`.
 
 The public model is the null check: it has seen no record, so it must not separate members from others.
 """
@@ -60,7 +60,7 @@ class ChoicesScale:
     sequences: int  # records in a part: what a stopped run repeats
 
 
-class Question(NamedTuple):
+class LimitedQuery(NamedTuple):
     """What is asked at n prefixes: the tokens that may be voted for, and those that are looked for."""
 
     support: Tensor  # (n, c) by public logit, largest first, then −1
@@ -68,7 +68,7 @@ class Question(NamedTuple):
 
 
 def run(lab: Lab, scale: ChoicesScale) -> Findings:
-    """Ask every question at every prefix, and score every record by what the answers were."""
+    """Put every query at every prefix, and score every record by what the answers were."""
     lab.need_all_worlds()
     if min(scale.choices, default=0) < 2 or min(scale.stride, scale.draws) < 1:
         raise InvalidInput("A forced choice needs at least 2 values; stride and draws are at least 1.")
@@ -86,14 +86,14 @@ def run(lab: Lab, scale: ChoicesScale) -> Findings:
 
 
 def asked_in(scale: ChoicesScale) -> dict[str, tuple[int, float] | None]:
-    """The questions as rows name them, with the number of values and the margin of a forced choice."""
+    """The queries as rows name them, with the number of values and the margin of a forced choice."""
     forced = {f"{size} tokens": (size, 0.0) for size in scale.choices}
     forced |= {f"2 tokens, decoy {margin:g} nats ahead": (2, margin) for margin in scale.margins}
     return {FREE: None, **forced, TEXTS: None, BOOLEAN: None}
 
 
 def _observe(lab: Lab, scale: ChoicesScale, start: int, some: list[list[int]]) -> Arrays:
-    """How often each answer was the one looked for: counts (n,) by decoder, question and source; public features."""
+    """How often each answer was the one looked for: counts (n,) by decoder, query and source; public features."""
     single = [name for name in ("dp", "full") if adapters_file(name) in lab.workspace.manifest.adapters]
     engine = lab.engine(lab.worlds_name, *single, context=max(scale.tokens, _FEWEST))
     ask = _Asker(lab, scale, engine, some)
@@ -105,12 +105,12 @@ def _observe(lab: Lab, scale: ChoicesScale, start: int, some: list[list[int]]) -
         for prefixes in _prefixes(engine, number, tokens, scale.stride):
             record.append(np.full(len(prefixes.truth), start + number))
             features.append(_features(prefixes))
-            for asked, questions in ask.all(prefixes):
-                chances.setdefault(asked, []).append(np.mean([_chance(prefixes, q) for q in questions], axis=0))
+            for asked, queries in ask.all(prefixes):
+                chances.setdefault(asked, []).append(np.mean([_chance(prefixes, q) for q in queries], axis=0))
                 for decoding in (GREEDY, GUMBEL):
-                    for question in questions:
-                        votes = restricted_votes(engine, prefixes.hidden, question.support, decoding, coins[decoding.name])
-                        wanted = question.wanted.cpu().numpy()
+                    for query in queries:
+                        votes = restricted_votes(engine, prefixes.hidden, query.support, decoding, coins[decoding.name])
+                        wanted = query.wanted.cpu().numpy()
                         ballots.setdefault(f"{decoding.name}|{asked}", []).append(Ballots(votes, wanted))
     found: Arrays = {"record": np.concatenate(record), "features": np.concatenate(features)}
     found |= {f"chance|{asked}": np.concatenate(values) for asked, values in chances.items()}
@@ -134,7 +134,7 @@ class Prefixes(NamedTuple):
 
 
 class Ballots(NamedTuple):
-    """Votes on one question at n prefixes."""
+    """Votes on one query at n prefixes."""
 
     votes: IntArray  # (n, W) the public model last
     wanted: IntArray  # (n, w)
@@ -171,7 +171,7 @@ def _prefixes(engine: Engine, number: int, tokens: Sequence[int], stride: int) -
 
 
 class _Asker:
-    """All questions at some prefixes, as many draws of each."""
+    """All queries at some prefixes, as many draws of each."""
 
     def __init__(self, lab: Lab, scale: ChoicesScale, engine: Engine, some: list[list[int]]) -> None:
         from paclm.curator.grammar import Grammars
@@ -181,24 +181,24 @@ class _Asker:
         first = [int(lab.tokenizer.encode(text, add_special_tokens=False)[0]) for text in ("true", "false")]
         self._true, self._false = first
 
-    def all(self, prefixes: Prefixes) -> Iterator[tuple[str, list[Question]]]:
-        """Each question by name, once for every draw."""
+    def all(self, prefixes: Prefixes) -> Iterator[tuple[str, list[LimitedQuery]]]:
+        """Each query by name, once for every draw."""
         import torch
 
         draws, log_public = self._scale.draws, prefixes.log_public
         for asked, forced in asked_in(self._scale).items():
             if forced is not None:
-                yield asked, forced_questions(log_public, prefixes.truth, *forced, draws)
+                yield asked, forced_queries(log_public, prefixes.truth, *forced, draws)
             elif asked == TEXTS:
                 yield asked, [self._texts(prefixes)] * draws
             elif asked == BOOLEAN:
                 pair = torch.tensor([self._true, self._false], device=log_public.device).expand(len(log_public), 2)
-                yield asked, [Question(by_logit(log_public, pair), pair[:, :1])] * draws
+                yield asked, [LimitedQuery(by_logit(log_public, pair), pair[:, :1])] * draws
             else:
                 support = self._engine.restricted(prefixes.hidden)[0]
-                yield asked, [Question(support, prefixes.truth[:, None])] * draws
+                yield asked, [LimitedQuery(support, prefixes.truth[:, None])] * draws
 
-    def _texts(self, prefixes: Prefixes) -> Question:
+    def _texts(self, prefixes: Prefixes) -> LimitedQuery:
         """The record's next words or those of the next record of the part, through the grammar of a choice."""
         import torch
 
@@ -208,7 +208,9 @@ class _Asker:
         masks, wanted = [], []
         for length in prefixes.length.tolist():
             start = min(length, len(other) - self._scale.words)
-            true, false = (self._text(tokens[at : at + self._scale.words]) for tokens, at in ((own, length), (other, start)))
+            true, false = (
+                self._text(tokens[at : at + self._scale.words]) for tokens, at in ((own, length), (other, start))
+            )
             mask, decides = first_tokens(self._grammars, true, false)
             masks.append(mask)
             wanted.append(decides)
@@ -218,7 +220,7 @@ class _Asker:
         support = top_tokens(prefixes.log_public, self._engine.support_size, allowed)
         padded = [[*tokens, *[-2] * (widest - len(tokens))] for tokens in wanted]
         support = support[:, : int((support >= 0).sum(1).max())]
-        return Question(support, torch.tensor(padded, device=device).reshape(len(padded), widest))
+        return LimitedQuery(support, torch.tensor(padded, device=device).reshape(len(padded), widest))
 
     def _text(self, tokens: Sequence[int]) -> str:
         text: str = self._tokenizer.decode(tokens)
@@ -237,14 +239,14 @@ def first_tokens(grammars: Grammars, true: str, false: str) -> tuple[MaskArray, 
     return masks[0], np.flatnonzero(bits[1] & ~bits[2]).tolist()
 
 
-def forced_questions(log_public: Tensor, truth: Tensor, size: int, margin: float, draws: int) -> list[Question]:
-    """The true token among decoys, other ones in every draw, whose log probabilities are nearest to its own + margin."""
+def forced_queries(log_public: Tensor, truth: Tensor, size: int, margin: float, draws: int) -> list[LimitedQuery]:
+    """The true token and the decoys whose log probability is nearest to its own + margin; others in every draw."""
     import torch
 
     own = truth[:, None]
     distance = (log_public - log_public.gather(1, own) - margin).abs().scatter(1, own, torch.inf)
-    near = distance.topk(draws * (size - 1), dim=1, largest=False).indices.split(size - 1, dim=1)
-    return [Question(by_logit(log_public, torch.cat([own, decoys], 1)), own) for decoys in near]
+    near = distance.topk(draws * (size - 1), dim=1, largest=False).indices.chunk(draws, dim=1)
+    return [LimitedQuery(by_logit(log_public, torch.cat([own, decoys], 1)), own) for decoys in near]
 
 
 def by_logit(log_public: Tensor, values: Tensor) -> Tensor:
@@ -270,11 +272,11 @@ def restricted_votes(engine: Engine, hidden: Tensor, support: Tensor, decoding: 
     return votes
 
 
-def _chance(prefixes: Prefixes, question: Question) -> FloatArray:
+def _chance(prefixes: Prefixes, query: LimitedQuery) -> FloatArray:
     """How likely the public model gives what is looked for, among the tokens that are allowed: (n,)."""
     import torch
 
-    support, wanted = question.support, question.wanted
+    support, wanted = query.support, query.wanted
     inside = prefixes.log_public.gather(1, support.clamp(min=0)).masked_fill(support < 0, -torch.inf).softmax(1)
     chance: FloatArray = (inside * (support[:, :, None] == wanted[:, None, :]).any(2)).sum(1).double().cpu().numpy()
     return chance
@@ -315,7 +317,7 @@ def _released(lab: Lab, rule: Rule, votes: IntArray, seed: int) -> IntArray:
 
 
 def _score(lab: Lab, scale: ChoicesScale, candidates: Candidates, observed: Arrays) -> list[Row]:
-    """A row for each decoder, question, source and attack, with the difference to the same attack on free text."""
+    """A row for each decoder, query, source and attack, with the difference to the same attack on free text."""
     is_member, clusters, record = candidates.is_member, candidates.clusters, observed["record"]
     rows: list[Row] = []
     free: dict[tuple[str, str, str], FloatArray] = {}
@@ -357,10 +359,10 @@ def _promised(lab: Lab, source: str) -> Row:
 def _notes(lab: Lab, candidates: Candidates, scale: ChoicesScale) -> list[str]:
     others = int((~candidates.is_member).sum())
     notes = [
-        "The promise `half` does not cover this question. Gain: AUC less that of the same attack on free text, at the same "
-        "prefixes and as many queries, errors over the same resampled groups of records.",
-        "reference: how much more often than the public model would, without knowing any other record. The public model's "
-        "own answers are the null check.",
+        "The promise `half` does not cover this question. Gain: AUC less that of the same attack on free text, at the "
+        "same prefixes and as many queries, errors over the same resampled groups of records.",
+        "reference: how much more often than the public model would, without knowing any other record. The public "
+        "model's own answers are the null check.",
     ]
     if others < 100:
         notes.append(f"With {others} records held out, 1 % false positives means none.")
@@ -371,7 +373,9 @@ def _verdicts(result: Result) -> list[str]:
     """The null check, the DP bound, and whether forced choice beats free text."""
     rows, lines = result.rows, []
     null = max(abs(row["auc"] - 0.5) / max(row["auc_stderr"], 1e-12) for row in rows if row["source"] == "public")
-    lines.append(f"{'ALARM: ' * (null > _ALARM)}public model, largest distance from a guess: {null:.1f} standard errors.")
+    lines.append(
+        f"{'ALARM: ' * (null > _ALARM)}public model, largest distance from a guess: {null:.1f} standard errors."
+    )
     if bounded := [row for row in rows if row["source"] == "dp"]:
         worst = max((row["auc"] - row["auc_bound"]) / max(row["auc_stderr"], 1e-12) for row in bounded)
         most, bound = max(row["auc"] for row in bounded), bounded[0]["auc_bound"]
@@ -385,8 +389,12 @@ REGIME = Regime(
     title="Forced choice",
     question="Does an answer limited to a few values say more about the corpus than free text?",
     presets={
-        "quick": ChoicesScale(records=24, tokens=64, stride=2, draws=2, choices=(2, 4), margins=(1.0,), words=6, sequences=16),
-        "paper": ChoicesScale(records=512, tokens=256, stride=1, draws=4, choices=(2, 4, 16), margins=(1.0, 2.0), words=6, sequences=32),
+        "quick": ChoicesScale(
+            records=24, tokens=64, stride=2, draws=2, choices=(2, 4), margins=(1.0,), words=6, sequences=16
+        ),
+        "paper": ChoicesScale(
+            records=512, tokens=256, stride=1, draws=4, choices=(2, 4, 16), margins=(1.0, 2.0), words=6, sequences=32
+        ),
     },
     run=run,
     verdicts=_verdicts,
