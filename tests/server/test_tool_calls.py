@@ -158,6 +158,18 @@ def test_each_name_has_its_own_arguments(ask):
     assert function_of(message) == ("note", '{"any": [1, {"b": {}}]}')
 
 
+def test_a_call_has_the_arguments_that_the_schema_lists_and_no_others_unless_it_allows_them(ask):
+    listed = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    wanted = '{"city": "Rome", "type": "string"}'
+    for more, expected in (({}, '{"city": "Rome"}'), ({"additionalProperties": True}, wanted), ({"minProperties": 2}, wanted)):
+        tool = {"type": "function", "function": {"name": "weather", "parameters": {**listed, **more}}}
+        message, _ = ask(f'<tool_call>\n{{"name": "weather", "arguments": {wanted}}}\n</tool_call>', tools=[tool])
+        assert function_of(message) == ("weather", expected)
+    none = {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}}
+    message, _ = ask('<tool_call>\n{"name": "now", "arguments": {"a": 1}}\n</tool_call>', tools=[none])
+    assert function_of(message) == ("now", "{}")
+
+
 def test_a_call_that_is_cut_off_has_the_arguments_so_far(live, ask, writer):
     body = {"model": "clinic", "messages": USER, "tools": TOOLS, "tool_choice": "required", "max_tokens": 150}
     writer.text = WRITTEN

@@ -43,7 +43,7 @@ _KINDS = {
             "mechanism": _BUDGET,
             "training": {"epochs": 1, "block_tokens": 256, "layers": "top:4"},
             "runtime": {"context": 1024},
-            "server": {"default_max_tokens": 128},
+            "server": {"default_max_tokens": 128, "forced_choice": True},
         },
         base="smollm2",
     ),

@@ -33,7 +33,7 @@ class TestPaclm(ChatModelIntegrationTests):
     def chat_model_params(self) -> dict[str, Any]:
         """How it finds the server."""
         server = {"model": INSTRUCT.model, "base_url": INSTRUCT.url, "api_key": INSTRUCT.key}
-        return {**server, "stream_usage": True, "temperature": 0, "max_tokens": 200}
+        return {**server, "stream_usage": True, "temperature": 1, "max_tokens": 500}
 
     @property
     def has_tool_calling(self) -> bool:
