@@ -62,6 +62,19 @@ PERSON: dict[str, Any] = {
     "additionalProperties": False,
 }
 """No forced choice: strings and numbers, all required."""
+CHOICE: dict[str, Any] = {
+    "type": "json_schema",
+    "json_schema": {
+        "name": "choice",
+        "schema": {
+            "type": "object",
+            "properties": {"is_ill": {"enum": ["yes", "no"]}},
+            "required": ["is_ill"],
+            "additionalProperties": False,
+        },
+    },
+}
+"""A forced choice."""
 WEATHER: dict[str, Any] = {
     "type": "function",
     "function": {
