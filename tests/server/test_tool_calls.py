@@ -161,7 +161,11 @@ def test_each_name_has_its_own_arguments(ask):
 def test_a_call_has_the_arguments_that_the_schema_lists_and_no_others_unless_it_allows_them(ask):
     listed = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
     wanted = '{"city": "Rome", "type": "string"}'
-    for more, expected in (({}, '{"city": "Rome"}'), ({"additionalProperties": True}, wanted), ({"minProperties": 2}, wanted)):
+    for more, expected in (
+        ({}, '{"city": "Rome"}'),
+        ({"additionalProperties": True}, wanted),
+        ({"minProperties": 2}, wanted),
+    ):
         tool = {"type": "function", "function": {"name": "weather", "parameters": {**listed, **more}}}
         message, _ = ask(f'<tool_call>\n{{"name": "weather", "arguments": {wanted}}}\n</tool_call>', tools=[tool])
         assert function_of(message) == ("weather", expected)

@@ -1,8 +1,8 @@
 """The servers that clients are pointed at: real `paclm serve`.
 
-`half` has an ordinary key, which is then required. `corpus` has none, so on loopback it takes any client. Both are on the
-embedded model with a chat template, which follows a schema and not an instruction. `instruct` is on smollm2, which
-follows some, and allows forced choices, which `half` refuses by default.
+`half` has an ordinary key, which is then required. `corpus` has none, so on loopback it takes any client. Both are on
+the embedded model with a chat template, which follows a schema and not an instruction. `instruct`, with a key, is on
+smollm2, which follows some, and allows forced choices, which `half` refuses by default.
 """
 
 from __future__ import annotations

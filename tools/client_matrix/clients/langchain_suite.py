@@ -1,8 +1,8 @@
 """LangChain's integration tests for chat models (langchain-tests), run by langchain_client.py.
 
-Images are declared unsupported, as the server refuses them; so are the tests of other model names, of which a server has
-one. Tools and JSON are supported. What the server enforces is the form of a call or an answer; tests that also ask for
-its sense need a model that is clever enough, and are declared for the small model of this run.
+Images are declared unsupported, as the server refuses them. Tools and JSON are supported. What the server enforces is
+the form of a call or an answer; tests that also ask for its sense need a larger model, and are declared for the small
+one of this run.
 """
 
 from __future__ import annotations
@@ -62,7 +62,6 @@ class TestPaclm(ChatModelIntegrationTests):
         """Refused."""
         return False
 
-
     @pytest.mark.xfail(strict=False, reason=NEEDS_SENSE.format("does not always write the keys that the prompt names"))
     def test_json_mode(self, model: BaseChatModel) -> None:
         """Any JSON object may come; the test wants two keys that only the prompt names."""
@@ -75,7 +74,11 @@ class TestPaclm(ChatModelIntegrationTests):
 
     @pytest.mark.xfail(strict=False, reason=NEEDS_SENSE.format("hardly knows Chinese and Japanese"))
     def test_unicode_tool_call_integration(
-        self, model: BaseChatModel, *, tool_choice: str | None = None, force_tool_call: bool = True
+        self,
+        model: BaseChatModel,
+        *,
+        tool_choice: str | None = None,  # noqa: PT028 - as the suite has it
+        force_tool_call: bool = True,  # noqa: PT028
     ) -> None:
         """A call is made; the test wants the name in it."""
         super().test_unicode_tool_call_integration(model, tool_choice=tool_choice, force_tool_call=force_tool_call)

@@ -143,7 +143,8 @@ def _() -> str:
     choice = {"type": "object", "properties": {"is_ill": {"enum": ["yes", "no"]}}, "required": ["is_ill"]}
     schema = json.dumps({**choice, "additionalProperties": False})
     with charged() as cost:
-        expect("forced_choice" in llm("prompt", "-m", "clinic-schema", *SHORT, "--schema", schema, QUESTION, fails=True))
+        said = llm("prompt", "-m", "clinic-schema", *SHORT, "--schema", schema, QUESTION, fails=True)
+    expect("forced_choice" in said, said)
     expect(cost.tokens == 0, cost)
     expect(json.loads(llm("prompt", *STRUCTURED, "--schema", schema, QUESTION))["is_ill"] in ("yes", "no"))
     return "400"

@@ -139,8 +139,8 @@ def _() -> None:
         partial = [event.parsed for event in stream if event.type == "content.delta"]
         final = stream.get_final_completion().choices[0].message
     expect(isinstance(final.parsed, Person) and {"name"} in [set(found or ()) for found in partial], partial)
-    again = [*ask["messages"], final, {"role": "user", "content": "Again."}]  # with its `parsed`
-    expect(instruct.chat.completions.parse(response_format=Person, **{**ask, "messages": again}).choices[0].message.parsed)
+    more = {**ask, "messages": [*ask["messages"], final, {"role": "user", "content": "Again."}]}  # with its `parsed`
+    expect(instruct.chat.completions.parse(response_format=Person, **more).choices[0].message.parsed)
     with OpenAI(base_url=CORPUS.url, api_key="EMPTY") as other:
         schema = {**PERSON, "properties": {**PERSON["properties"], "age": {"type": "integer", "enum": [54, 7]}}}
         more = {"type": "json_schema", "json_schema": {"name": "person", "schema": schema, "strict": True}}
@@ -199,7 +199,8 @@ def _() -> str:
     with charged() as cost, refused_with(BadRequestError) as refused:
         client.chat.completions.parse(model=HALF.model, **ask)
     expect("forced_choice" in str(refused.error) and cost.tokens == 0, refused.error)
-    expect(instruct.chat.completions.parse(model=INSTRUCT.model, **ask).choices[0].message.parsed.is_ill in ("yes", "no"))
+    answer = instruct.chat.completions.parse(model=INSTRUCT.model, **ask)
+    expect(answer.choices[0].message.parsed.is_ill in ("yes", "no"), answer)
     return "400"
 
 

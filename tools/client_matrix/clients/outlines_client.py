@@ -1,4 +1,4 @@
-"""outlines over HTTP: `from_openai` sends JSON schemas as `response_format`, `from_vllm` all types as `structured_outputs`."""
+"""outlines over HTTP: `from_openai` sends `response_format`, `from_vllm` sends `structured_outputs`."""
 
 from __future__ import annotations
 
