@@ -23,15 +23,13 @@ OPEN = {
     "a number above": {"type": "integer", "minimum": 0},
     "cents": {"type": "number", "multipleOf": 0.01},
     "a share": {"type": "number", "minimum": 0, "maximum": 1},
-    "a mark": {"type": "integer", "minimum": 1, "maximum": 5},
     "an age": {"type": "integer", "exclusiveMinimum": 0, "maximum": 120},
     "a number below": {"type": "integer", "maximum": 48},
-    "a boolean": TRUTH,
     "a list": {"type": "array", "items": STRING, "minItems": 1, "maxItems": 3},
     "a tuple": {"type": "array", "prefixItems": [STRING, NUMBER], "items": False},
     "any object": {"type": "object"},
     "a map": {"type": "object", "additionalProperties": NUMBER},
-    "an object": an_object(name=STRING, age=NUMBER, is_new=TRUTH),
+    "an object": an_object(name=STRING, age=NUMBER),
     "nested objects": an_object(patient=an_object(name=STRING, notes={"type": "array", "items": an_object(on=STRING)})),
     "a fixed property": an_object(kind={"const": "note"}, text=STRING),
     "an enum of one": an_object(kind={"enum": ["note", "note"]}, text=STRING),
@@ -49,6 +47,12 @@ OPEN = {
 }
 
 CLOSED = {
+    "a boolean": TRUTH,
+    "a boolean or nothing": {"type": ["boolean", "null"]},
+    "a boolean in a property": an_object(name=STRING, is_new=TRUTH),
+    "a mark": {"type": "integer", "minimum": 1, "maximum": 5},
+    "zero or one": {"minimum": 0, "exclusiveMaximum": 2},
+    "a list of nothing": {"type": "array", "items": NOTHING, "maxItems": 1},
     "an enum": CHOICE,
     "an enum padded with decoys": {"enum": ["diabetes", "asthma", *(f"never {i}" for i in range(1000))]},
     "an enum of numbers": {"type": "integer", "enum": [47, 48]},
@@ -111,7 +115,7 @@ def test_closed_schemas_are_named_without_their_text(name):
     [
         *(None, "text", 3, {"anyOf": []}, {"anyOf": STRING}, {"enum": "a"}, {"type": "text"}, {"type": 3}),
         *({"properties": []}, {"required": "a"}, {"items": 3}, {"prefixItems": [3]}, {"prefixItems": 3}),
-        *({"$ref": "https://example.org/a"}, {"$ref": "#/$defs/a"}, {"$ref": 3}),
+        *({"$ref": "https://example.org/a"}, {"$ref": "#/$defs/a"}, {"$ref": 3}, {"minimum": 0, "maximum": "9"}),
         {"$ref": "#/$defs/a%62", "$defs": {"a%62": STRING, "ab": CHOICE}},
     ],
 )

@@ -287,7 +287,7 @@ import asyncio, os, signal, sys
 from pathlib import Path
 from types import SimpleNamespace
 from paclm.curator.grammar import json_object_grammar
-from paclm.server.grammar_checks import GrammarChecks
+from paclm.server.grammar_checks import GrammarChecks, without_words_of
 
 async def run():
     text = Path(sys.argv[1]).read_text()

@@ -9,7 +9,7 @@ import pytest
 
 from paclm.config import ServerConfig
 from paclm.server.openapi import ChatCompletion, Completion, Error, History, Models, Overview, Privacy, RequestPlan
-from paclm.server.responses_schemas import ResponseObject
+from paclm.server.responses_openapi import ResponseObject
 from server.live import bearer
 
 CHECKS = (
@@ -85,7 +85,7 @@ def test_a_plan_costs_nothing_and_says_what_the_request_would(start):
 def test_unknown_fields_are_forbidden_and_no_status_is_described_that_is_never_sent(live):
     document = live.as_admin("/openapi.json")
     schemas = document["components"]["schemas"]
-    for name in ("CompletionAsk", "ChatAsk", "ResponseAsk", "Message", "InputItem", "InputPart", "StreamOptions"):
+    for name in ("CompletionAsk", "ChatAsk", "ResponseAsk", "Message", "InputMessage", "InputPart", "StreamOptions"):
         assert schemas[name]["additionalProperties"] == {"type": "null"}, name
     assert "/metrics" not in document["paths"]
     routes = [route for methods in document["paths"].values() for route in methods.values()]

@@ -57,7 +57,7 @@ def writer(small_tokenizer):
 def live(template, tmp_path_factory, chat_tokenizer, writer):
     """A server whose model writes what a test wants it to, as far as the grammar allows."""
     folder = shutil.copytree(template, tmp_path_factory.mktemp("response-tools") / "clinic")
-    set_mechanism(folder, per_token="2^-20", total="2^-4", support_size=40, charge="dissent")
+    set_mechanism(folder, per_token="2^-20", total="2^-4", support_size=40)
     with pytest.MonkeyPatch.context() as environment:
         for name in ("PACLM_KEY", "PACLM_KEY_FILE", "PACLM_KEY_COMMAND", "PACLM_WITNESS"):
             environment.delenv(name, raising=False)
@@ -76,8 +76,8 @@ def client(live):
 def ask(live, writer):
     """Ask a model that wants to write this: the response, the same whole and streamed."""
 
-    def ask(text, **fields):
-        writer.text, writer.dissent = text, 0.0
+    def ask(wanted, /, **fields):
+        writer.text = wanted
         body = {"model": "clinic", "input": "where", "max_output_tokens": 150, "temperature": 0, **fields}
         answer = live.http.post("/v1/responses", json=body)
         assert answer.status_code == 200, answer.text
@@ -172,7 +172,7 @@ def test_every_form_is_kept_and_comes_back_with_the_answer(ask, name):
     assert (said(other)[0] == "What a question") == (name == "text")
 
 
-CHOICES = [None, "auto", "required", {"type": "function", "name": "weather"}]
+CHOICES = [None, "required", {"type": "function", "name": "weather"}]
 
 
 @pytest.mark.parametrize("choice", CHOICES)
@@ -222,10 +222,9 @@ def test_an_answer_that_is_cut_off_is_incomplete_and_says_why(ask):
 
 
 def test_no_piece_of_a_stream_shows_the_beginning_of_a_call_as_text(live, writer):
-    writer.text, writer.dissent = f"I look. {WRITTEN}", 1.0
+    writer.text = f"I look. {WRITTEN}"
     body = {"model": "clinic", "input": "where", "max_output_tokens": 150, "tools": TOOLS, "temperature": 0}
     admin = bearer(live.admin)
-    writer.dissent = 0.0
     events = events_of(live.http.post("/v1/responses", json={**body, "stream": True}, headers=admin).text)
     deltas = [event["delta"] for event in events if event["type"] == "response.output_text.delta"]
     assert "".join(deltas) == "I look. "
@@ -247,7 +246,7 @@ class Place(BaseModel):
 
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # of the library's own models
 def test_the_official_client_parses_a_model_and_takes_its_answer_back(client, writer):
-    writer.text, writer.dissent = '{"city": "Rome", "unit": "C"}', 0.0
+    writer.text = '{"city": "Rome", "unit": "C"}'
     options = {"model": "clinic", "max_output_tokens": 150, "temperature": 0}
     parsed = client.responses.parse(input="where", text_format=Place, **options)
     assert parsed.output_parsed == Place(city="Rome", unit="C")
@@ -262,7 +261,7 @@ def test_the_official_client_calls_a_function_and_sends_its_output_back(client, 
     options = {"model": "clinic", "max_output_tokens": 150, "temperature": 0}
     tools = [openai.pydantic_function_tool(Weather)]
     flat = [{"type": "function", **tools[0]["function"]}]
-    writer.text, writer.dissent = f"I look. {WRITTEN.replace('weather', 'Weather')}", 0.0
+    writer.text = f"I look. {WRITTEN.replace('weather', 'Weather')}"
     whole = client.responses.create(input="where", tools=flat, **options)
     parsed = client.responses.parse(input="where", tools=tools, **options)
     with client.responses.stream(input="where", tools=tools, **options) as stream:
@@ -289,7 +288,6 @@ def test_the_official_client_calls_a_function_and_sends_its_output_back(client, 
 
 
 def test_charges_are_those_of_a_chat_with_the_same_tools(live, writer):
-    """Many worlds disagree wherever they can, by the context alone: equal charges are no accident."""
     call = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
     chat = [
         {"role": "user", "content": "where"},
@@ -307,24 +305,21 @@ def test_charges_are_those_of_a_chat_with_the_same_tools(live, writer):
         ("responses", {"input": items, "tools": TOOLS, "max_output_tokens": 60}),
         ("responses", {"input": items, "tools": TOOLS, "max_output_tokens": 60, "stream": True}),
     )
-    writer.text, writer.dissent = f"I look.\n{WRITTEN}", 0.5
+    writer.text = f"I look.\n{WRITTEN}"
     found = []
     for path, fields in asks:
-        before = live.curator.account
+        spent = live.spent_tokens
         body = {"model": "clinic", "temperature": 0, "tool_choice": "auto", **fields}
-        answer = live.http.post(f"/v1/{path}", json=body, headers=bearer(live.admin))
-        after = live.curator.account
+        answer = live.http.post(f"/v1/{path}", json=body)
         used = events_of(answer.text)[-1]["response"] if "stream" in fields else answer.json()
         num_input = used["usage"].get("prompt_tokens") or used["usage"]["input_tokens"]
-        charged = after.charged_tokens - before.charged_tokens
-        assert used["privacy"]["charged_nats"] == charged * 2.0**-20
-        found.append((num_input, after.tokens - before.tokens, charged))
+        found.append((num_input, live.spent_tokens - spent, used["privacy"]["charged_nats"]))
     assert found[0] == found[1] == found[2]
-    assert 0 < found[0][2] < found[0][1]
+    assert found[0][1] * 2.0**-20 == found[0][2] > 0
 
 
 def test_a_repeat_has_the_same_ids_and_costs_nothing(live, writer):
-    writer.text, writer.dissent = WRITTEN, 0.0
+    writer.text = WRITTEN
     for is_stream in (False, True):
         body = {"model": "clinic", "input": "where", "tools": TOOLS, "max_output_tokens": 150, "stream": is_stream}
         headers = {"idempotency-key": f"response-tools-{is_stream}"}
@@ -393,8 +388,6 @@ def test_a_request_becomes_the_chat_that_says_the_same():
         chat = response_ask(input=items, instructions="z", tools=TOOLS, **here).as_chat()
         expected = check(ChatAsk, {"model": "clinic", "messages": messages, "tools": CHAT_TOOLS, **there})
         mine, theirs = (one.model_dump(exclude_none=True, by_alias=True) for one in (chat, expected))
-        for tool in mine["tools"]:
-            tool["function"].pop("type")
         assert mine == theirs
 
     many = response_ask(input=[call] * 300).as_chat()  # more than one message may have

@@ -199,7 +199,7 @@ REFUSED = {
     "top_p": 0.9,
     "truncation": "auto",
     "service_tier": "flex",
-    "text": {"format": {"type": "json_object"}},
+    "text": {"format": {"type": "ZEBRA"}},
     "stream_options": {"include_obfuscation": False},
     "temperature": 2.5,
     "max_output_tokens": 64,
@@ -217,7 +217,7 @@ def test_what_would_need_memory_or_tools_is_refused_with_its_place_and_charges_n
     refused = live.http.post("/v1/responses", json=body)
     error = refused.json()["error"]
     assert refused.status_code == (404 if name == "model" else 400)
-    assert error["param"] == ("text.format" if name == "text" else name)
+    assert error["param"] == {"text": "text.format.type", "tools": "tools[0].type"}.get(name, name)
     assert len(error["message"]) > 20
     assert "ZEBRA" not in refused.text
     assert (live.spent_tokens, live.curator.reserved_units) == (spent, 0)
@@ -231,7 +231,7 @@ PARTS = {
     "an annotation": ({"type": "output_text", "text": "ZEBRA", "annotations": [{}]}, "annotations", "empty"),
 }
 ITEMS = {
-    "a tool's result": ({"type": "function_call_output", "call_id": "ZEBRA", "output": "ZEBRA"}, ".type", "tools"),
+    "reasoning": ({"type": "reasoning", "summary": ["ZEBRA"]}, ".type", "reasoning"),
     "a reference": ({"type": "item_reference", "id": "ZEBRA"}, ".type", "references to stored items are not offered"),
     "a number": (7, "", "valid"),
     "a message without content": ({"role": "user"}, ".content", "required"),

@@ -214,6 +214,8 @@ def test_a_refusal_names_the_place_in_a_message_and_repeats_nothing(message, pla
         (CompletionAsk, {"prompt": "x", **dict.fromkeys(map(str, range(2000)), 1)}),
         (ResponseAsk, {"input": [1] * 2000}),
         (ResponseAsk, {"input": [{"role": "user", "content": [{}] * 2000}]}),
+        (ResponseAsk, {"input": [{"type": "function_call_output", "call_id": "x", "output": [{}] * 60}] * 500}),
+        (ResponseAsk, {"input": "x", "tools": [1] * 100, "tool_choice": {"type": "allowed_tools", "tools": [1] * 100}}),
     ],
 )
 def test_a_body_that_is_wrong_in_thousands_of_places_gets_few_errors(shape, fields):

@@ -227,45 +227,6 @@ def test_a_refusal_keeps_what_helps_and_hides_what_was_sent():
     assert without_words_of("zebra", "at zeb" + "r" * 200) == "at …"
 
 
-def example(language, word):
-    """A block of the page that users read."""
-    page = (Path(__file__).parents[2] / "docs" / "guide" / "server.md").read_text()
-    blocks = re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
-    (found,) = [block for block in blocks if word in block]
-    return found
-
-
-DOSE = '<tool_call>\n{"name": "dose", "arguments": {"drug": "ibuprofen"}}\n</tool_call>'
-
-
-@pytest.mark.parametrize(
-    ("word", "text", "printed"),
-    [
-        ("response_format=Visit", '{"complaint": "cough", "days": 3}', "complaint='cough' days=3"),
-        ("tools=tools", DOSE, DOSE),
-    ],
-)
-def test_the_examples_of_the_guide_run(live, writer, capsys, word, text, printed):
-    writer.text, writer.dissent = text, 0.0
-    code = example("python", word).replace("http://127.0.0.1:8000", live.url).replace('"none"', f'"{live.ward}"', 1)
-    names = {"__name__": "example"}
-    try:
-        exec(compile(code, "server.md", "exec"), names)
-    finally:
-        names["client"].close()
-    assert printed in capsys.readouterr().out
-    if text == DOSE:
-        assert names["messages"][-1]["content"] == "400 mg of ibuprofen"
-
-
-def test_the_curl_example_of_the_guide_is_answered(live, writer):
-    writer.text = "120/80 mmHg"
-    body = re.search(r"-d '(.*)'", example("bash", "structured_outputs"), re.DOTALL)
-    assert body is not None
-    answer = live.http.post("/v1/completions", content=body[1], headers={"content-type": "application/json"})
-    assert answer.json()["choices"][0]["text"] == "120/80 mmHg"
-
-
 # --- forced choice ----------------------------------------------------------------------------------------------------
 
 OPEN = {**SCHEMA, "properties": {"city": {"type": "string"}, "unit": {"type": "string"}}}
@@ -292,6 +253,7 @@ CLOSED = {
     "choice": {"structured_outputs": {"choice": ["yes", "no"]}},
     "grammar": {"structured_outputs": {"grammar": 'start: "a" | "b"'}},
     "a tool's schema": {"tools": tools_of(SCHEMA)},
+    "one of two tools or JSON": {"tools": tools_of(OPEN, OPEN), "response_format": {"type": "json_object"}},
     "one of two tools": {"tools": tools_of(OPEN, OPEN), "tool_choice": "required"},
 }
 
@@ -320,3 +282,48 @@ def test_a_forced_choice_is_refused_unless_the_operator_allows_it(careful, live,
 def test_a_schema_without_alternatives_of_the_caller_is_open(careful, fields):
     body = {"model": "clinic", "messages": USER, "max_tokens": 1, **fields}
     assert careful.http.post("/v1/chat/completions", json=body).status_code == 200
+
+
+# --- the guide --------------------------------------------------------------------------------------------------------
+
+
+def example(language, word):
+    """A block of the page that users read."""
+    page = (Path(__file__).parents[2] / "docs" / "guide" / "server.md").read_text()
+    blocks = re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
+    (found,) = [block for block in blocks if word in block]
+    return found
+
+
+DOSE = '<tool_call>\n{"name": "dose", "arguments": {"drug": "ibuprofen"}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("word", "text", "printed"),
+    [
+        ("response_format=Visit", '{"complaint": "cough", "days": 3}', "complaint='cough' days=3"),
+        ("tools=tools", DOSE, DOSE),
+    ],
+)
+def test_the_examples_of_the_guide_run(careful, capsys, word, text, printed):
+    """On a server as it is, without settings."""
+    live, writer = careful, careful.curator._engine
+    writer.text = text
+    code = example("python", word).replace("http://127.0.0.1:8000", live.url).replace('"none"', f'"{live.ward}"', 1)
+    names = {"__name__": "example"}
+    try:
+        exec(compile(code, "server.md", "exec"), names)
+    finally:
+        names["client"].close()
+    assert printed in capsys.readouterr().out
+    if text == DOSE:
+        assert names["messages"][-1]["content"] == "400 mg of ibuprofen"
+
+
+def test_the_curl_example_of_the_guide_is_answered(careful):
+    live, writer = careful, careful.curator._engine
+    writer.text = '{"systolic": 120, "diastolic": 80}'
+    body = re.search(r"-d '(.*)'", example("bash", "structured_outputs"), re.DOTALL)
+    assert body is not None
+    answer = live.http.post("/v1/completions", content=body[1], headers={"content-type": "application/json"})
+    assert answer.json()["choices"][0]["text"] == writer.text

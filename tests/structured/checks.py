@@ -24,8 +24,11 @@ def check_run(lab, run):
 
 
 def masks_of(lab, run, number):
-    stream, grammar = run.streams[number], GRAMMARS[run.kinds[number]]
-    return public_masks(lab.tokenizer, run.recorder.vocabulary, grammar, stream.tokens)
+    """Before each token of a stream and after its last, computed once."""
+    if number not in run.masks:
+        stream, grammar = run.streams[number], GRAMMARS[run.kinds[number]]
+        run.masks[number] = public_masks(lab.tokenizer, run.recorder.vocabulary, grammar, stream.tokens)
+    return run.masks[number]
 
 
 def check_masks(lab, run, number):

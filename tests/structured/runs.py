@@ -99,6 +99,8 @@ class Run:
     """Of the ledger."""
     rows: list = field(default_factory=list)
     """Of each stream, one per token."""
+    masks: dict = field(default_factory=dict)
+    """Of each stream, computed from public values; see `checks`."""
 
 
 class Lab:

@@ -19,7 +19,7 @@ from paclm.errors import UnsoundState
 from structured.checks import check_run
 from structured.covering import combinations_of, covering_array, possible_combinations
 from structured.features import FEATURES, is_possible
-from structured.runs import MIXED, kinds_of
+from structured.runs import MIXED, PAGE, kinds_of
 
 ROWS = covering_array(FEATURES, is_possible)
 
@@ -76,6 +76,7 @@ def test_the_rows_have_met_what_masks_can_do(runs):
                 size = (row.support >= 0).sum()
                 what = "forced" if size == 1 else "all of it" if size < len(row.support) else "part of it"
                 met[run.row["charge"], what, mark] += 1
+    assert sum(row["workers"] == 2 and (row["model"], row["page"]) == ("gpt2", PAGE) for row in ROWS) >= 2  # processes
     assert met["refused"] >= 2
     assert met["prompts read while others decode"] >= 5
     for kind in FEATURES["grammar"][1:]:

@@ -15,7 +15,8 @@ from paclm.curator.redacted import Redacted
 from paclm.engine.adapters import AdapterStack
 from paclm.errors import InvalidInput
 from paclm.worlds.layout import WORLDS_FILE
-from structured.checks import check_masks
+from structured.answers import GRAMMARS
+from structured.checks import check_charges, check_masks, masks_of
 from structured.recorder import allowed_ids
 from structured.runs import MIXED, NUM_PAID, PER_TOKEN, WORLDS, SeededNoise, set_secret
 
@@ -215,7 +216,7 @@ def test_a_grammar_that_remembers_other_answers_is_found(lab, monkeypatch):
 
 # --- limits -----------------------------------------------------------------------------------------------------------
 
-HEAVY = Grammar("start: /(.*a.{12}b){3}c/")
+HEAVY = Grammar("start: /(.*[a-m0-5].{12}b){3}c/")
 
 
 @pytest.fixture
@@ -246,6 +247,28 @@ def test_a_limit_is_hit_at_the_same_token_whatever_was_answered_before(few_state
     assert first is not None
     assert later[1:] == [first, first]
     assert failing_at(Grammars(small_tokenizer, vocabulary).start(HEAVY), letters) == first
+
+
+def test_an_answer_that_hits_a_limit_ends_with_the_reason_and_the_others_go_on(few_states, lab, monkeypatch):
+    """Its tokens are charged as any others."""
+    monkeypatch.setitem(GRAMMARS, "lark", HEAVY)
+    run = lab.run(ROW, 3, ["none", "lark", "choice", None])
+    _, heavy, _ = run.streams
+    assert [stream.finish_reason for stream in run.streams] == ["length", "grammar", "stop"]
+    assert 0 < len(heavy.tokens) < heavy.request.max_new_tokens
+    check_all(lab, run)
+    check_charges(run)
+    assert not masks_of(lab, run, 1)[-1].any()
+    assert len(run.recorder.rows_of(heavy)) == len(heavy.tokens)
+
+
+def test_tokens_that_only_the_model_has_are_never_allowed(small_tokenizer):
+    """Vocabularies are padded; so are the words of a mask."""
+    known = len(small_tokenizer)
+    for grammar_of_kind in filter(None, GRAMMARS.values()):
+        mask = Grammars(small_tokenizer, known + 70).start(grammar_of_kind).allowed
+        assert mask.size == -(-(known + 70) // 32)
+        assert 0 <= allowed_ids(mask, 32 * mask.size).max() < known
 
 
 def test_a_parser_that_is_used_again_would_hit_a_limit_at_another_token(few_states, letters, small_tokenizer):

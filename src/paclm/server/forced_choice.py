@@ -4,9 +4,9 @@ A forced choice asks the model which of the caller's texts it finds likelier, an
 record. The promise `half` guarantees nothing about that, so `[server] forced_choice` decides whether it is allowed. The
 number of values makes no difference: a caller can add values that no world would pick.
 
-Open are strings, numbers, booleans, arrays, objects whose properties are all required, nested in any way, and unions of
-different JSON types: there the caller writes the frame, but no alternatives. A keyword that is not known to be open
-counts as closed. Knows no grammar engine.
+Open are strings, numbers, arrays, objects whose properties are all required, nested in any way, and unions of
+different JSON types: there the caller writes the frame, but no alternatives. Booleans and integers of few values are
+closed: what is asked is in their name. So is every keyword that is not known to be open. Knows no grammar engine.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ _KNOWN = frozenset(
 )
 """Keywords that are looked into; all others are closed."""
 _TYPES = frozenset(("string", "number", "integer", "boolean", "null", "array", "object"))
+_LEAST_RANGE = 100
+"""Integers between two ends must have about so many values."""
 _MOST_DEPTH = 100
 _MOST_STEPS = 20_000
 
@@ -131,6 +133,10 @@ class _Walk:
         kinds = [kinds] if isinstance(kinds, str) else kinds
         if not isinstance(kinds, list) or not all(isinstance(kind, str) and kind in _TYPES for kind in kinds):
             raise InvalidInput("type must name JSON types.")
+        if "boolean" in kinds:
+            return "A boolean is a choice between two values; ask for a string or a number."
+        if schema.get("items") == {"type": "null"}:
+            return "A list of null is a choice between its lengths; ask for strings or numbers."
         properties, required = schema.get("properties", {}), schema.get("required", [])
         if not isinstance(properties, dict) or not isinstance(required, list):
             raise InvalidInput("properties must be an object, and required a list.")
@@ -170,6 +176,11 @@ def _range(schema: dict[str, Any]) -> str | None:
     low = [schema[name] for name in ("minimum", "exclusiveMinimum") if name in schema]
     if low and low not in ([0], [1]) and ("maximum" in schema or "exclusiveMaximum" in schema):
         return "A number between a minimum and a maximum can be one of two; leave one out, or let it begin at 0 or 1."
+    high = [schema[name] for name in ("maximum", "exclusiveMaximum") if name in schema]
+    if not all(type(end) in (int, float) for end in (*low, *high)):
+        raise InvalidInput("minimum and maximum must be numbers.")
+    if schema.get("type") != "number" and low and high and not max(high) - low[0] >= _LEAST_RANGE:
+        return f"An integer between two ends less than {_LEAST_RANGE} apart has few values; leave one end out."
     step = schema.get("multipleOf", 1)
     if isinstance(step, bool) or step not in [10.0**-n for n in range(16)]:
         return "multipleOf other than 1, 0.1, 0.01 … picks numbers of the caller's choice; leave it out."

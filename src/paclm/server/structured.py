@@ -46,7 +46,8 @@ def forced_choice_of(ask: Ask) -> str | None:
     if wanted is not None and wanted.json_schema is not None:
         schemas.append(wanted.json_schema.schema_)
     try:
-        if isinstance(ask, ChatAsk) and ask.must_call and len(functions) > 1:
+        has_form = outputs is not None or (wanted is not None and wanted.type != "text")
+        if isinstance(ask, ChatAsk) and len(functions) > 1 and (ask.must_call or has_form):  # never free text
             return forced_tool_choice("required", schemas)
         return next((reason for schema in schemas if (reason := forced_choice(schema))), None)
     except InvalidInput as error:
