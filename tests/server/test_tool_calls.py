@@ -149,6 +149,14 @@ def test_a_required_call_is_made_whatever_the_model_wants_to_say(ask):
     assert (function_of(message), ended) == (("now", "{}"), "tool_calls")
 
 
+def test_a_required_call_is_made_beside_a_format_of_texts(ask):
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    form = {"type": "json_schema", "json_schema": {"name": "form", "schema": schema}}
+    for chosen in (NAMED, "required"):
+        message, _ = ask(WRITTEN, tools=TOOLS[:1], tool_choice=chosen, response_format=form)
+        assert function_of(message) == ("weather", ARGUMENTS)
+
+
 def test_each_name_has_its_own_arguments(ask):
     mixed = '<tool_call>\n{"name": "now", "arguments": {"city": "Rome"}}\n</tool_call>'
     message, _ = ask(mixed, tool_choice="required")

@@ -34,6 +34,7 @@ FEATURES = {
     "privacy_body": "privacy figures of the body",
     "privacy_headers": "privacy figures of the headers",
     "responses": "`/v1/responses`, whole and streamed",
+    "responses_structured": "`/v1/responses` with a schema, and with a tool",
     "empty_key": 'no key needed: `api_key="EMPTY"`',
     "async": "asynchronous, four at once",
 }

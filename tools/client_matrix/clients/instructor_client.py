@@ -113,6 +113,13 @@ def _() -> None:
     expect(any(part.name and part.age is None for part in seen) and seen[-1].age is not None, seen)
 
 
+@feature("responses_structured")
+def _() -> None:
+    structured = instructor.from_openai(instruct, mode=instructor.Mode.RESPONSES_TOOLS)
+    ask = {"model": INSTRUCT.model, "input": LETTER, "max_output_tokens": 64, "temperature": 0, "store": False}
+    expect(isinstance(structured.responses.create(response_model=Person, max_retries=0, **ask), Person))
+
+
 @feature("retries")
 def _() -> None:
     """A validator refuses the first answer; instructor sends the error back as the result of the call."""

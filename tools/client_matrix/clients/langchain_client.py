@@ -238,6 +238,18 @@ def _() -> None:
     expect(len(list(ChatOpenAI(**options, use_responses_api=True, store=False).stream(QUESTION))) > 1)
 
 
+@feature("responses_structured")
+def _() -> None:
+    options = {**SERVER, "max_tokens": 64, "temperature": 0, "max_retries": 0}
+    model = ChatOpenAI(**options, use_responses_api=True, store=False)
+    expect(isinstance(model.with_structured_output(Person).invoke(LETTER), Person))
+    message = model.bind_tools([WEATHER], tool_choice="weather").invoke(WEATHER_QUESTION)
+    (call,) = message.tool_calls
+    expect(list(call["args"]) == ["city"], call)
+    turns = [HumanMessage(WEATHER_QUESTION), message, weather.invoke(call)]
+    expect(model.bind_tools([WEATHER], tool_choice="none").invoke(turns).text)
+
+
 @feature("empty_key")
 def _() -> None:
     options = {**OPTIONS, "model": CORPUS.model, "base_url": CORPUS.url, "api_key": "EMPTY"}
@@ -262,29 +274,40 @@ WORDS = ("PASSED", "XPASS", "XFAIL", "SKIPPED", "FAILED", "ERROR")
 
 @feature("suite")
 def _() -> None:
+    """A test that fails is repeated, twice at most: the small model of this run sometimes finds no end of a string, and
+    what max_tokens cuts off is no JSON. A fault of the server would fail again."""
     suite = Path(__file__).with_name("langchain_suite.py")
+    outcomes = _tested("-k", "not FunctionCalling or structured_output", str(suite))
+    expect(len(outcomes) > 40, "pytest -v has another form")
+    num_repeated = 0
+    for _ in range(2):
+        if failed := [name for name, word in outcomes.items() if word in ("FAILED", "ERROR")]:
+            num_repeated += len(failed)
+            outcomes |= _tested(*(f"{suite}::{name}" for name in failed))
+    form = {name: word for name, word in outcomes.items() if any(part in name for part in ABOUT_FORM)}
+    figures["its standard suite for chat models"] = f"{_counted(outcomes)}; {num_repeated} repeated"
+    figures["of these, tests of tools, structured output and agents"] = _counted(form)
+    expect(not {"FAILED", "ERROR"} & set(outcomes.values()), outcomes)
+
+
+def _tested(*which: str) -> dict[str, str]:
+    """The outcome of each test, by its class and name."""
     loop = "asyncio_default_{}_loop_scope=session"  # ChatOpenAI keeps its connections from one test to the next
     asynchronous = ("-o", "asyncio_mode=auto", "-o", loop.format("fixture"), "-o", loop.format("test"))
     nothing_else = ("-c", os.devnull, "--rootdir", ".", "--noconftest", "-p", "no:cacheprovider")
     local = ("--disable-socket", "--allow-hosts=127.0.0.1")
-    some = ("-k", "not FunctionCalling or structured_output")
-    command = [sys.executable, "-m", "pytest", "-v", *nothing_else, *asynchronous, *local, *some, str(suite)]
+    command = [sys.executable, "-m", "pytest", "-v", *nothing_else, *asynchronous, *local, *which]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     print(done.stdout[-6000:], file=sys.stderr)
-    outcomes = re.findall(rf"::(\w+)::(\S+) ({'|'.join(WORDS)})\b", done.stdout)
-    expect(len(outcomes) > 40, "pytest -v has another form")
-    form = [word for group, name, word in outcomes if "Function" in group or any(part in name for part in ABOUT_FORM)]
-    figures["its standard suite for chat models"] = _counted([word for _, _, word in outcomes])
-    figures["of these, tests of tools, structured output and agents"] = _counted(form)
-    expect(done.returncode == 0, _counted([word for _, _, word in outcomes]))
+    return dict(re.findall(rf"::(\w+::\S+) ({'|'.join(WORDS)})\b", done.stdout))
 
 
-def _counted(words: list[str]) -> str:
+def _counted(outcomes: dict[str, str]) -> str:
+    words = list(outcomes.values())
     num_declared = words.count("XFAIL") + words.count("XPASS")
     return (
-        f"{words.count('PASSED')} passed, {num_declared} declared to need a larger model, of which "
-        f"{words.count('XPASS')} passed, {words.count('SKIPPED')} skipped, "
-        f"{words.count('FAILED') + words.count('ERROR')} failed"
+        f"{words.count('PASSED')} passed, {num_declared} declared to need a larger model ({words.count('XPASS')} passed), "
+        f"{words.count('SKIPPED')} skipped, {words.count('FAILED') + words.count('ERROR')} failed"
     )
 
 

@@ -195,6 +195,19 @@ const CHECKS = {
     expect(["response.completed", "response.incomplete"].includes(events.at(-1).type), events.at(-1).type);
     expect(events.at(-1).response.usage.output_tokens === again, again);
   },
+  async responses_structured() {
+    const input = { model: INSTRUCT.model, max_output_tokens: 64, temperature: 0, store: false };
+    const text = { format: { type: "json_schema", name: "person", schema, strict: true } };
+    const answer = await instruct.responses.parse({ ...input, input: letter, text });
+    expect(Number.isInteger(JSON.parse(answer.output_text).age), answer.output);
+    const more = { tools: [{ type: "function", strict: true, ...weather }], tool_choice: "required" };
+    const { output } = await instruct.responses.create({ ...input, ...more, input: weatherQuestion });
+    expect("city" in JSON.parse(output[0].arguments), output);
+    const result = { type: "function_call_output", call_id: output[0].call_id, output: "sunny" };
+    const turns = [...weatherQuestion, ...output, result];
+    const last = await instruct.responses.create({ ...input, ...more, input: turns, tool_choice: "none" });
+    expect(last.output_text, last.output);
+  },
   async empty_key() {
     expect((await anyKey.completions.create({ model: CORPUS.model, prompt, max_tokens: 4 })).choices.length === 1);
   },

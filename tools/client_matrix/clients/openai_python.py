@@ -19,6 +19,7 @@ from check import (
     SHORT_SECONDS,
     STOPS,
     TOO_LONG,
+    WEATHER,
     WEATHER_QUESTION,
     charged,
     expect,
@@ -263,6 +264,28 @@ def _() -> None:
         events = list(client.responses.create(**ask, stream=True))
     expect(events[-1].type in ("response.completed", "response.incomplete"), events[-1].type)
     expect(events[-1].response.usage.output_tokens == cost.tokens, cost)
+
+
+@feature("responses_structured")
+def _() -> None:
+    ask = {"model": INSTRUCT.model, "max_output_tokens": 64, "temperature": 0, "store": False}
+    with charged(INSTRUCT) as cost:
+        answer = instruct.responses.parse(input=LETTER, text_format=Person, **ask)
+    expect(isinstance(answer.output_parsed, Person) and answer.usage.output_tokens == cost.tokens > 0, cost)
+    with instruct.responses.stream(input=LETTER, text_format=Person, **ask) as stream:
+        expect(list(stream)[-1].type == "response.completed")
+        expect(isinstance(stream.get_final_response().output_parsed, Person))
+    tool = {"type": "function", "strict": True, **WEATHER["function"]}
+    question = [{"role": "user", "content": WEATHER_QUESTION}]
+    more = {**ask, "tools": [tool], "tool_choice": "required"}
+    output = instruct.responses.create(input=question, **more).output
+    (call,) = output
+    expect(call.type == "function_call" and list(json.loads(call.arguments)) == ["city"], call)
+    events = list(instruct.responses.create(input=question, stream=True, **more))
+    (streamed,) = (event for event in events if event.type == "response.function_call_arguments.done")
+    expect(list(json.loads(streamed.arguments)) == ["city"], streamed)
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny, 24 degrees"}
+    expect(instruct.responses.create(input=[*question, *output, result], **{**more, "tool_choice": "none"}).output_text)
 
 
 @feature("empty_key")
