@@ -101,7 +101,7 @@ def recipes(tmp_path, servers):
 def test_the_recipes_of_the_guide_run(recipes, client, name):
     recipes.write("extra-openai-models.yaml")
     said = recipes.run(client, name)
-    shown = {"llm_recipe.sh": r"Token usage", "outlines_recipe.py": r"name=.* age=\d+\n\d{4}-\d\d-\d\d\n"}
+    shown = {"llm_recipe.sh": r"Token usage", "outlines_recipe.py": r"Person\(name=.* age=\d+\)\n\d{4}-\d\d-\d\d\n"}
     assert re.search(shown.get(name, r"\de-\d\d"), said), said
 
 

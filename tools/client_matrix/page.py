@@ -48,7 +48,10 @@ _HEAD = """# Clients and what works with each
 Each cell is the outcome of code that ran the client against `paclm serve` (the embedded model with a chat template;
 `half` with a key, `corpus` without): **ok**; the **status** where the server refuses and the
 [documentation](../guide/server.md#refusals) says so; **–** where nothing was run, because the client does not offer it
-or hands it to openai-python unchanged (instructor, outlines). Where it says that something is charged once, the ledger
+or hands it to openai-python unchanged (instructor, outlines). JSON, tools and agents ran against smollm2 (135 million
+parameters) under `half` with `forced_choice = true`: what is checked is the form of an answer and what was charged, not
+whether the model picked the right words. Tests of LangChain's suite that ask for the right words are declared with the
+reason in `tools/client_matrix/clients/langchain_suite.py`. Where it says that something is charged once, the ledger
 was read before and after. `make stress` runs it again; [recipes](../guide/clients.md) show how to set up each client.
 """
 

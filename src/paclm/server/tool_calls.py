@@ -72,10 +72,10 @@ def _arguments_schema(function: Function) -> dict[str, Any]:
     them by name, and a function that gets one it does not have fails."""
     schema = _parameters(function)
     properties, required = schema.get("properties"), schema.get("required", [])
-    is_plain = schema.keys() <= _PLAIN and isinstance(properties, dict) and isinstance(required, list)
-    if is_plain and all(name in properties for name in required if isinstance(name, str)):
-        return {**schema, "additionalProperties": False}
-    return schema
+    if not (schema.keys() <= _PLAIN and isinstance(properties, dict) and isinstance(required, list)):
+        return schema
+    is_listed = all(name in properties for name in required if isinstance(name, str))
+    return {**schema, "additionalProperties": False} if is_listed else schema
 
 
 def _message(message: Message) -> dict[str, Any]:

@@ -304,9 +304,9 @@ def _tested(*which: str) -> dict[str, str]:
 
 def _counted(outcomes: dict[str, str]) -> str:
     words = list(outcomes.values())
-    num_declared = words.count("XFAIL") + words.count("XPASS")
+    declared = f"{words.count('XFAIL') + words.count('XPASS')} declared to need a larger model"
     return (
-        f"{words.count('PASSED')} passed, {num_declared} declared to need a larger model ({words.count('XPASS')} passed), "
+        f"{words.count('PASSED')} passed, {declared} ({words.count('XPASS')} passed), "
         f"{words.count('SKIPPED')} skipped, {words.count('FAILED') + words.count('ERROR')} failed"
     )
 
