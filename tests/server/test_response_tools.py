@@ -405,10 +405,7 @@ BAD = {
         {"text": {"format": {"type": "json_schema", "schema": SCHEMA}}},
         {"text": {"format": {**FORMAT, "name": "a zebra"}}},
     ],
-    "text.format": [
-        {"text": {"format": "zebra"}},
-        {"text": {"format": {"type": "json_object"}}, "tools": TOOLS, "tool_choice": "required"},
-    ],
+    "text.format": [{"text": {"format": "zebra"}}],
     "structured_outputs": [
         {"structured_outputs": {}},
         {"structured_outputs": {"regex": "zebra"}, "text": {"format": FORMAT}},
