@@ -13,6 +13,7 @@ answer could end another.
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -258,7 +259,7 @@ class Grammars:
 
         matcher = LLMatcher(self._tokens(), grammar.text, log_level=0, limits=_limits())
         if matcher.is_error():
-            raise InvalidInput(f"The grammar cannot be used: {_first_line(matcher.get_error())}")
+            raise InvalidInput(f"The grammar cannot be used: {_reason_of(matcher.get_error())}")
         return matcher
 
     def _tokens(self) -> LLTokenizer:
@@ -289,5 +290,19 @@ def _limits() -> LLParserLimits:
     )
 
 
-def _first_line(error: str) -> str:
-    return error.strip().partition("\n")[0][:_MOST_REASON]
+def _reason_of(error: str) -> str:
+    """What llguidance says, without the lines that quote the grammar."""
+    place, _, text = error.strip().partition(": ")
+    if found := re.search(r"^error: (.+)$", text, re.MULTILINE):
+        return f"in a regular expression, {found[1]}."
+    line = text.partition("\n")[0]
+    if found := re.match(r'invalid regex ".*" \(in regex\): (.+)', line):
+        return f"in a regular expression, {found[1]}"[:_MOST_REASON]
+    if found := re.match("failed to compile JSON schema: (.+)", line):
+        keywords = found[1].removeprefix("Unimplemented keys: ")
+        if keywords != found[1]:
+            return f"the JSON schema has keywords that cannot be followed: {keywords}. Leave them out."[:_MOST_REASON]
+        if found[1].startswith("oneOf"):
+            return "branches of oneOf that may overlap cannot be followed. Use anyOf."
+        return f"in the JSON schema, {found[1]}"[:_MOST_REASON]
+    return f"{place}: {line}"[:_MOST_REASON]
