@@ -481,6 +481,20 @@ def test_a_form_that_cannot_be_kept_names_its_field_and_costs_nothing(live):
     assert (live.spent_tokens, live.curator.reserved_units) == (spent, 0)
 
 
+def test_a_forced_choice_is_refused_where_the_operator_does_not_allow_it(live, monkeypatch):
+    monkeypatch.setattr(type(live.service), "allows_forced_choice", False)
+    spent = live.spent_tokens
+    units = {"enum": ["C", "F"]}
+    for fields, place in (
+        ({"text": {"format": {**FORMAT, "schema": units}}}, "text.format"),
+        ({"structured_outputs": {"choice": ["C", "F"]}}, "structured_outputs"),
+        ({"tools": TOOLS, "tool_choice": "required"}, "tools"),
+    ):
+        error = live.http.post("/v1/responses", json={"model": "clinic", "input": "a", **fields}).json()["error"]
+        assert (error["param"], error["code"]) == (place, "forced_choice")
+    assert (live.spent_tokens, live.curator.reserved_units) == (spent, 0)
+
+
 CUT = {
     "text": ("so <tool", "_ca", [("message", "so <tool_ca")]),
     "a call": (f"so {WRITTEN[:-14]}", "", [("message", "so "), ("function_call", ARGUMENTS)]),

@@ -255,6 +255,11 @@ CLOSED = {
     "a tool's schema": {"tools": tools_of(SCHEMA)},
     "one of two tools or JSON": {"tools": tools_of(OPEN, OPEN), "response_format": {"type": "json_object"}},
     "one of two tools": {"tools": tools_of(OPEN, OPEN), "tool_choice": "required"},
+    "one of two tools, or a form that cannot be written": {
+        "tools": tools_of(OPEN, OPEN),
+        "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"$ref": "#"}}},
+    },
+    "a tool or one text": {"tools": tools_of(OPEN), "structured_outputs": {"json": {"const": "no"}}},
 }
 
 
@@ -284,6 +289,15 @@ def test_a_schema_without_alternatives_of_the_caller_is_open(careful, fields):
     assert careful.http.post("/v1/chat/completions", json=body).status_code == 200
 
 
+def test_looking_for_choices_takes_no_time_of_others(careful):
+    """The size is limited before a schema is walked, and the walk reads no list again for each reference to it."""
+    schema = {"anyOf": [{"$ref": "#/$defs/t"}] * 9000, "$defs": {"t": {"type": ["string"] * 60_000}}}
+    body = {"model": "clinic", "messages": USER, "structured_outputs": {"json": schema}}
+    answer = careful.http.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 400
+    assert "65,536 characters" in answer.json()["error"]["message"]
+
+
 # --- the guide --------------------------------------------------------------------------------------------------------
 
 
@@ -302,7 +316,8 @@ DOSE = '<tool_call>\n{"name": "dose", "arguments": {"drug": "ibuprofen"}}\n</too
     ("word", "text", "printed"),
     [
         ("response_format=Visit", '{"complaint": "cough", "days": 3}', "complaint='cough' days=3"),
-        ("tools=tools", DOSE, DOSE),
+        ("messages=messages, tools=tools", DOSE, DOSE),
+        ("input=history, tools=tools", DOSE, DOSE),
     ],
 )
 def test_the_examples_of_the_guide_run(careful, capsys, word, text, printed):
@@ -317,7 +332,8 @@ def test_the_examples_of_the_guide_run(careful, capsys, word, text, printed):
         names["client"].close()
     assert printed in capsys.readouterr().out
     if text == DOSE:
-        assert names["messages"][-1]["content"] == "400 mg of ibuprofen"
+        result = names["messages"][-1]["content"] if "messages" in names else names["history"][-1]["output"]
+        assert result == "400 mg of ibuprofen"
 
 
 def test_the_curl_example_of_the_guide_is_answered(careful):

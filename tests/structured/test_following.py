@@ -72,3 +72,13 @@ def test_a_value_or_a_property_may_be_called_format(follows) -> None:
     assert follows({"const": {"format": "date"}}, {"format": "date"})
     schema = {"type": "object", "properties": {"format": {"const": "date"}}, "required": ["format"]}
     assert follows(schema, {"format": "date"})
+
+
+@pytest.mark.parametrize("name", ["const", "enum", "default", "examples", "properties"])
+def test_dates_are_exact_in_properties_and_definitions_named_as_keywords(follows, name) -> None:
+    date = {"type": "string", "format": "date"}
+    schema = {"type": "object", "properties": {name: date}, "required": [name]}
+    defined = {"$ref": f"#/$defs/{name}", "$defs": {name: date}}
+    assert follows(schema, {name: "2024-02-29"})
+    assert not follows(schema, {name: "2023-02-29"})
+    assert not follows(defined, "2023-02-29")

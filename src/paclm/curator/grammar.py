@@ -79,19 +79,31 @@ def json_rule(schema: dict[str, Any]) -> str:
     if any(len(text) > _MOST_FORCED for text in _forced_texts(schema)):
         raise InvalidInput(f"Names, const and enum of a JSON schema have at most {_MOST_FORCED:,} characters each.")
     try:
-        return "%json " + json.dumps({**_with_exact_formats(schema), "x-guidance": _JSON_FORM}, allow_nan=False)
+        return "%json " + json.dumps({**_with_exact_strings(schema), "x-guidance": _JSON_FORM}, allow_nan=False)
     except (TypeError, ValueError, RecursionError):
         raise InvalidInput("The JSON schema is no JSON, or too deeply nested.") from None
 
 
-def _with_exact_formats(schema: Any) -> Any:
-    """The schema with a pattern beside each format of dates and times."""
+def _with_exact_strings(schema: Any) -> Any:
+    """The schema with a pattern beside each format that allows too much, and digits and letters of ASCII in patterns.
+
+    JSON Schema's patterns are ECMAScript's, where `\\d` and `\\w` are ASCII.
+    """
+    from llguidance import regex_to_lark
+
     if isinstance(schema, list):
-        return [_with_exact_formats(inside) for inside in schema]
+        return [_with_exact_strings(inside) for inside in schema]
     if not isinstance(schema, dict):
         return schema
-    values = ("const", "enum", "default", "examples")
-    found = {name: inside if name in values else _with_exact_formats(inside) for name, inside in schema.items()}
+    found: dict[str, Any] = {}
+    for name, inside in schema.items():
+        if name in ("properties", "patternProperties", "$defs", "definitions") and isinstance(inside, dict):
+            found[name] = {key: _with_exact_strings(value) for key, value in inside.items()}  # keys are no keywords
+        else:
+            values = ("const", "enum", "default", "examples")
+            found[name] = inside if name in values else _with_exact_strings(inside)
+    if isinstance(pattern := found.get("pattern"), str):
+        found["pattern"] = regex_to_lark(pattern, "dw")
     kind, others = schema.get("format"), found.get("allOf", [])
     if isinstance(kind, str) and kind in _EXACT_FORMATS and isinstance(others, list):
         found["allOf"] = [*others, {"pattern": _EXACT_FORMATS[kind]}]
@@ -119,7 +131,7 @@ def regex_grammar(pattern: str) -> Grammar:
     from llguidance import regex_to_lark
 
     _check_text(pattern, _MOST_IN_PATTERN)
-    return Grammar(f"start: /{regex_to_lark(pattern)}/")
+    return Grammar(f"start: /{regex_to_lark(pattern, 'd')}/")  # digits are 0 to 9
 
 
 def choice_grammar(values: Sequence[str]) -> Grammar:

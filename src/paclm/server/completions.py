@@ -121,15 +121,21 @@ async def _requests(ask: Ask, caller: Caller, service: Service, num_bytes: int) 
 
 async def _checked_grammar(ask: Ask, service: Service, owner: str, *, is_short: bool) -> Grammar | None:
     """What the answers must look like, tried out before the curator sees it."""
-    if not service.allows_forced_choice and (reason := forced_choice_of(ask)) is not None:
-        raise invalid(f"{reason} {_FORCED_CHOICE}", field_of(ask), "forced_choice")
-    grammar = grammar_of(ask) if is_short else await service.tokenizing.run(owner, grammar_of, ask)
+    allows = service.allows_forced_choice
+    grammar = _grammar(ask, allows) if is_short else await service.tokenizing.run(owner, _grammar, ask, allows)
     if grammar is not None:
         try:
             await service.grammars.check(grammar, owner)
         except Refused as refusal:
             refusal.param = field_of(ask)
             raise
+    return grammar
+
+
+def _grammar(ask: Ask, allows_forced_choice: bool) -> Grammar | None:
+    grammar = grammar_of(ask)  # first: it limits the size, and the time to look for choices grows with that
+    if not allows_forced_choice and (reason := forced_choice_of(ask)) is not None:
+        raise invalid(f"{reason} {_FORCED_CHOICE}", field_of(ask), "forced_choice")
     return grammar
 
 

@@ -35,6 +35,8 @@ _KNOWN = frozenset(
 )
 """Keywords that are looked into; all others are closed."""
 _TYPES = frozenset(("string", "number", "integer", "boolean", "null", "array", "object"))
+_EMPTY = {"string": "maxLength", "array": "maxItems", "object": "maxProperties"}
+"""Keywords that, at 0, leave one value of a type."""
 _LEAST_RANGE = 100
 """Integers between two ends must have about so many values."""
 _MOST_DEPTH = 100
@@ -87,18 +89,42 @@ class _Walk:
         values = schema.get("enum", [])
         if not isinstance(values, list):
             raise InvalidInput("enum must be a list.")
-        if len({json.dumps(value, sort_keys=True) for value in values}) > 1:
+        if len({json.dumps(value) for value in values}) > 1:  # the order of names is a choice, too
             return "enum lets the model choose between values that the caller wrote."
-        if is_branch and ("const" in schema or values):
+        if is_branch and schema.get("type") != "null" and self._has_one_value(schema, 0):
             return "A fixed value (const) in a union or as the item of a list may be absent, which is a choice."
+        if isinstance(schema.get("type", []), list) and any(schema.get(name) == 0 for name in _EMPTY.values()):
+            return "An empty value of several types is a choice between them; name one type."
         return None
+
+    def _has_one_value(self, schema: Any, depth: int) -> bool:
+        """Whether nothing is left to the model: then its absence is what the model decides."""
+        self._count(depth)
+        if not isinstance(schema, dict):
+            return False
+        if "$ref" in schema:
+            return self._has_one_value(self._resolve(schema["$ref"]), depth + 1)
+        kind = schema.get("type")
+        kind = kind[0] if isinstance(kind, list) and len(kind) == 1 else kind
+        if "const" in schema or "enum" in schema or kind == "null":
+            return True
+        if isinstance(kind, str) and kind in _EMPTY and schema.get(_EMPTY[kind]) == 0:
+            return True
+        properties = schema.get("properties", {})
+        return (
+            kind == "object"
+            and schema.get("additionalProperties") is False
+            and isinstance(properties, dict)
+            and all(self._has_one_value(value, depth + 1) for value in properties.values())
+        )
 
     def _combined(self, keyword: str, value: Any, is_branch: bool, depth: int) -> str | None:
         if keyword == "$ref":
+            target = self._resolve(value)
             if (value, is_branch) in self._followed:
                 return None
             self._followed.add((value, is_branch))
-            return self.reason(self._resolve(value), is_branch, depth + 1)
+            return self.reason(target, is_branch, depth + 1)
         if not isinstance(value, list) or not value:
             raise InvalidInput(f"{keyword} must be a list of schemas.")
         if len(value) == 1:
@@ -124,19 +150,12 @@ class _Walk:
                     return [kind for branch in inner for kind in self._types(branch, depth + 1)]
             named = schema.get("type")
             if isinstance(named, str | list):
-                kinds = [named] if isinstance(named, str) else named
-                return list(dict.fromkeys("number" if kind == "integer" else str(kind) for kind in kinds))
+                return list(dict.fromkeys("number" if kind == "integer" else kind for kind in _named_types(named)))
         return sorted(_TYPES - {"integer"})  # any
 
     def _inner(self, schema: dict[str, Any], depth: int) -> str | None:
-        kinds = schema.get("type", [])
-        kinds = [kinds] if isinstance(kinds, str) else kinds
-        if not isinstance(kinds, list) or not all(isinstance(kind, str) and kind in _TYPES for kind in kinds):
-            raise InvalidInput("type must name JSON types.")
-        if "boolean" in kinds:
+        if "boolean" in _named_types(schema.get("type", [])):
             return "A boolean is a choice between two values; ask for a string or a number."
-        if schema.get("items") == {"type": "null"}:
-            return "A list of null is a choice between its lengths; ask for strings or numbers."
         properties, required = schema.get("properties", {}), schema.get("required", [])
         if not isinstance(properties, dict) or not isinstance(required, list):
             raise InvalidInput("properties must be an object, and required a list.")
@@ -149,6 +168,8 @@ class _Walk:
         first = schema.get("prefixItems", [])
         if not isinstance(first, list):
             raise InvalidInput("prefixItems must be a list of schemas.")
+        if any(self._has_one_value(value, depth + 1) for value in (*first, schema.get("items"))):
+            return "A list of fixed values, such as null, is a choice between its lengths; ask for strings or numbers."
         inner += [(value, True) for value in first]
         return next((why for value, branch in inner if (why := self.reason(value, branch, depth + 1))), None)
 
@@ -171,6 +192,15 @@ class _Walk:
         return found
 
 
+def _named_types(value: Any) -> list[str]:
+    kinds = [value] if isinstance(value, str) else value
+    if not isinstance(kinds, list) or len(kinds) > len(_TYPES):
+        raise InvalidInput("type must name JSON types, each once.")
+    if not all(isinstance(kind, str) and kind in _TYPES for kind in kinds):
+        raise InvalidInput("type must name JSON types.")
+    return kinds
+
+
 def _range(schema: dict[str, Any]) -> str | None:
     """A range with two ends of the caller's choice, or steps other than 1, 0.1 …, can leave two numbers."""
     low = [schema[name] for name in ("minimum", "exclusiveMinimum") if name in schema]
@@ -179,11 +209,18 @@ def _range(schema: dict[str, Any]) -> str | None:
     high = [schema[name] for name in ("maximum", "exclusiveMaximum") if name in schema]
     if not all(type(end) in (int, float) for end in (*low, *high)):
         raise InvalidInput("minimum and maximum must be numbers.")
-    if schema.get("type") != "number" and low and high and not max(high) - low[0] >= _LEAST_RANGE:
-        return f"An integer between two ends less than {_LEAST_RANGE} apart has few values; leave one end out."
     step = schema.get("multipleOf", 1)
     if isinstance(step, bool) or step not in [10.0**-n for n in range(16)]:
         return "multipleOf other than 1, 0.1, 0.01 … picks numbers of the caller's choice; leave it out."
+    if low and high:
+        span = max(high) - low[0]
+        is_number = schema.get("type") == "number"
+        if is_number and "multipleOf" not in schema:
+            is_wide = span > 0
+        else:
+            is_wide = span >= _LEAST_RANGE * (step if is_number else 1)
+        if not is_wide:
+            return f"A number between two ends less than {_LEAST_RANGE} steps apart has few values; leave one end out."
     return None
 
 

@@ -57,7 +57,7 @@ def _read_items(value: object) -> object:
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
     if not isinstance(value, list):
-        raise problem("must be a text or a list of messages")
+        raise problem("must be a text or a list of messages, calls and their outputs")
     return value
 
 

@@ -12,7 +12,7 @@ from paclm.curator.grammar import (
 )
 from paclm.errors import InvalidInput
 from paclm.server.chat_schemas import Ask, ChatAsk
-from paclm.server.forced_choice import forced_choice, forced_tool_choice
+from paclm.server.forced_choice import forced_tool_choice
 from paclm.server.refusals import invalid
 from paclm.server.schemas import ResponseFormat, StructuredOutputs
 from paclm.server.tool_calls import call_grammar, call_or_answer_grammar, call_or_text_grammar
@@ -37,19 +37,18 @@ def grammar_of(ask: Ask) -> Grammar | None:
 def forced_choice_of(ask: Ask) -> str | None:
     """Why the answer would be a choice between texts that the caller wrote, in a sentence; None if it is none."""
     functions = ask.callable_tools if isinstance(ask, ChatAsk) else []
-    outputs, wanted = ask.structured_outputs, ask.response_format
-    if outputs is not None and (outputs.json_ is None and not outputs.json_object):
-        return "regex, choice and grammar let the model choose between texts that the caller wrote."
     schemas = [function.parameters or {} for function in functions]
-    if outputs is not None and outputs.json_ is not None:
-        schemas.append(outputs.json_)
-    if wanted is not None and wanted.json_schema is not None:
-        schemas.append(wanted.json_schema.schema_)
+    outputs, wanted = ask.structured_outputs, ask.response_format
     try:
-        has_form = outputs is not None or (wanted is not None and wanted.type != "text")
-        if isinstance(ask, ChatAsk) and len(functions) > 1 and (ask.must_call or has_form):  # never free text
+        if isinstance(ask, ChatAsk) and ask.must_call:
             return forced_tool_choice("required", schemas)
-        return next((reason for schema in schemas if (reason := forced_choice(schema))), None)
+        if functions and (outputs is not None or (wanted is not None and wanted.type != "text")):
+            return "A tool call or an answer in a form of its own is a choice between two that the caller wrote."
+        if outputs is not None and outputs.json_ is None and not outputs.json_object:
+            return "regex, choice and grammar let the model choose between texts that the caller wrote."
+        schemas += [] if outputs is None or outputs.json_ is None else [outputs.json_]
+        schemas += [] if wanted is None or wanted.json_schema is None else [wanted.json_schema.schema_]
+        return forced_tool_choice("auto", schemas)
     except InvalidInput as error:
         raise invalid(str(error), field_of(ask)) from None
 
