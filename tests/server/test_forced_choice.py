@@ -63,6 +63,7 @@ CLOSED = {
     "a list of nothing with a title": {"type": "array", "items": NOTHING | {"title": "a"}, "maxItems": 1},
     "a list of nothing behind a reference": {"type": "array", "items": {"$ref": "#/$defs/a"}, "$defs": {"a": NOTHING}},
     "a list of empty lists": {"type": "array", "items": {"type": "array", "maxItems": 0}},
+    "a list of lists without items": {"type": "array", "items": {"anyOf": [{"type": "array", "items": False}]}},
     "a tuple of nothing": {"type": "array", "prefixItems": [NOTHING], "items": False},
     "a list of fixed objects": {"type": "array", "items": an_object(diabetes=NOTHING), "maxItems": 1},
     "fixed objects of two types": {"anyOf": [an_object(diabetes=NOTHING), {"type": "array", "maxItems": 0}]},

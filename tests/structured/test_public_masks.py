@@ -276,5 +276,5 @@ def test_a_parser_that_is_used_again_would_hit_a_limit_at_another_token(few_stat
     state = Grammars(small_tokenizer, len(small_tokenizer)).start(HEAVY)
     matcher, first = state._matcher, failing_at(state, letters)
     matcher.reset()
-    again = GrammarState(matcher, state.allowed.size)
+    again = GrammarState(matcher, state.allowed.size, is_forced=False)
     assert failing_at(again, letters) != first

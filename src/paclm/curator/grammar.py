@@ -40,6 +40,9 @@ _MOST_IN_USER_GRAMMAR = 8192
 """Characters of Lark or GBNF. A chain of 5,000 rules in 63,000 characters overflows the stack."""
 _MOST_FORCED = 4096
 """Bytes that must follow. llguidance tokenizes all of them for every mask: 8 kB of Lark can force 960 kB, in 3 s."""
+UNFORCED = '%llguidance {"no_forcing": true}\n'
+"""Before Lark that a caller wrote: no bytes are looked for that must follow. A small grammar can force 8 MB behind its
+first token, and finding them took 0.12 s for each answer."""
 _STACK_BYTES = 2**23
 """Of the thread that builds grammars: building recurses. The front tries each one with an eighth of this."""
 _MOST_REASON = 200
@@ -150,9 +153,9 @@ def user_grammar(text: str) -> Grammar:
     if text.lstrip().startswith("{") or "%llguidance" in text:  # a format of its own; options that undo ours
         raise InvalidInput("The grammar must be Lark or GBNF, without %llguidance.")
     if "::=" not in text:
-        return Grammar(text)
+        return Grammar(UNFORCED + text)
     try:
-        return Grammar(gbnf_to_lark(text))
+        return Grammar(UNFORCED + gbnf_to_lark(text))
     except (GbnfToLarkError, ValueError, IndexError, RecursionError):
         raise InvalidInput("The grammar has ::= but is no GBNF.") from None
 
@@ -169,8 +172,10 @@ def _check_text(text: str, most: int = MOST_CHARACTERS) -> None:
 class GrammarState:
     """Where one answer is in its grammar."""
 
-    def __init__(self, matcher: LLMatcher, num_words: int) -> None:
+    def __init__(self, matcher: LLMatcher, num_words: int, *, is_forced: bool) -> None:
+        """`is_forced`: bytes that must follow are looked for, and where there are some, one token is allowed."""
         self._matcher = matcher
+        self._is_forced = is_forced
         self.allowed: MaskArray = np.zeros(num_words, dtype=np.uint32)
         """For the next token; all zero once the answer is complete or has failed."""
         self.is_complete = False
@@ -191,7 +196,9 @@ class GrammarState:
         if matcher.is_stopped() and not matcher.is_error():
             self.is_complete = True
             return
-        is_short = not matcher.is_error() and len(matcher.compute_ff_bytes()) <= _MOST_FORCED
+        is_short = not matcher.is_error()
+        if is_short and self._is_forced:
+            is_short = len(matcher.compute_ff_bytes()) <= _MOST_FORCED
         if is_short:
             matcher.unsafe_compute_mask_ptr(self.allowed.ctypes.data, self.allowed.nbytes)
         self.has_failed = not is_short or matcher.is_error() or not self.allowed.any()
@@ -245,7 +252,8 @@ class Grammars:
 
     def start(self, grammar: Grammar) -> GrammarState:
         """The state before the first token; refuses a grammar that is wrong, too complex, or allows no token."""
-        state = GrammarState(self._build(grammar), -(-self._vocabulary // 32))
+        is_forced = not grammar.text.startswith(UNFORCED)
+        state = GrammarState(self._build(grammar), -(-self._vocabulary // 32), is_forced=is_forced)
         if state.has_failed or state.is_complete:
             raise InvalidInput("No answer fits this grammar, or finding its first token takes too much work.")
         return state

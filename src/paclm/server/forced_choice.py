@@ -104,12 +104,18 @@ class _Walk:
             return False
         if "$ref" in schema:
             return self._has_one_value(self._resolve(schema["$ref"]), depth + 1)
+        for keyword in ("allOf", "anyOf", "oneOf"):
+            if isinstance(inner := schema.get(keyword), list) and len(inner) == 1:
+                return self._has_one_value(inner[0], depth + 1)
         kind = schema.get("type")
         kind = kind[0] if isinstance(kind, list) and len(kind) == 1 else kind
         if "const" in schema or "enum" in schema or kind == "null":
             return True
         if isinstance(kind, str) and kind in _EMPTY and schema.get(_EMPTY[kind]) == 0:
             return True
+        if kind == "array" and schema.get("items") is False:
+            first = schema.get("prefixItems", [])
+            return isinstance(first, list) and all(self._has_one_value(value, depth + 1) for value in first)
         properties = schema.get("properties", {})
         return (
             kind == "object"

@@ -15,7 +15,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from paclm.curator.grammar import Grammar, json_rule
+from paclm.curator.grammar import UNFORCED, Grammar, json_rule
 from paclm.server.chat_schemas import ChatAsk, Function, Message, ToolCall
 
 BEGIN, END = "<tool_call>", "</tool_call>"
@@ -140,8 +140,10 @@ def call_or_text_grammar(functions: Sequence[Function]) -> Grammar:
 
 def call_or_answer_grammar(functions: Sequence[Function], answer: Grammar) -> Grammar:
     """A call, or an answer in a form of its own."""
+    text = answer.text.removeprefix(UNFORCED)
+    option = UNFORCED if text != answer.text else ""  # holds for a grammar as a whole
     return Grammar(
-        f"start: {_quoted(BEGIN)} call | answer\nanswer: %lark {{\n{answer.text}\n}}\n{_call_rules(functions)}"
+        f"{option}start: {_quoted(BEGIN)} call | answer\nanswer: %lark {{\n{text}\n}}\n{_call_rules(functions)}"
     )
 
 
