@@ -13,6 +13,7 @@ whose adapters are random. Parts (`--only`):
     hostile   another key attacks: long prompts, slow bodies, floods, disconnects; see serving/attacks.py
     direct    the engine alone and the curator without HTTP, after the server has stopped
     ratio     only if named: server and curator in turns, 16 clients, each started again
+    forms     only if named: 16 clients that ask for free text and for JSON of a schema, in turns
 """
 
 from __future__ import annotations
@@ -40,6 +41,15 @@ from serving.server import Server, machine, new_key, paclm
 from serving.workspace import copy_workspace, in_own_process, make_workspace, words_of
 
 PARTS = ("rows", "burst", "long", "sweep", "hostile")
+ON_DEMAND = ("forms",)
+FORM_CLIENTS = 16
+NOTE = {
+    "type": "object",
+    "properties": {"title": {"type": "string"}, "notes": {"type": "array", "items": {"type": "string"}}},
+    "required": ["title", "notes"],
+    "additionalProperties": False,
+}
+FORM = {"type": "json_schema", "json_schema": {"name": "note", "schema": NOTE}}
 WITHOUT_SERVER = ("direct", "ratio")
 COLUMNS = {
     "tokens_per_s": "tokens/s",
@@ -174,6 +184,18 @@ class Bench:
             times = f"{under / before:.2f} times" if before and under else "none"
             self.fact(f"first token under {name}", f"{times}; {attack.num:,} in the last round")
 
+    def measure_forms(self) -> None:
+        """Free text beside JSON of a schema, in turns, after a round of each that is not counted."""
+        rounds: dict[str, list[Received]] = {"free text": [], "JSON of a schema": []}
+        for number in range(self._options.repeats + 1):
+            for name, found in rounds.items():
+                load = self._load(FORM_CLIENTS, self._options.seconds, form=FORM if "JSON" in name else None)
+                received = run(self.target, load)
+                if number:
+                    found.append(received)
+        free, held = (self.row(name, found, clients=FORM_CLIENTS) for name, found in rounds.items())
+        self.fact("JSON of a schema, tokens/s of free text's", round(held["tokens_per_s"] / free["tokens_per_s"], 3))
+
     def measure_outside(self) -> None:
         """Another load generator against the same server."""
         if self._options.also:
@@ -265,8 +287,8 @@ def parse_options() -> argparse.Namespace:
         parser.set_defaults(clients=[1, 4, 16], seconds=4.0, max_tokens=24, repeats=1, long=192)
         options = parser.parse_args()
     options.only = options.only.split(",")
-    if unknown := sorted(set(options.only) - {*PARTS, *WITHOUT_SERVER}):
-        parser.error(f"unknown parts: {', '.join(unknown)}; known: {', '.join([*PARTS, *WITHOUT_SERVER])}")
+    if unknown := sorted(set(options.only) - {*PARTS, *ON_DEMAND, *WITHOUT_SERVER}):
+        parser.error(f"unknown parts: {', '.join(unknown)}; known: {', '.join([*PARTS, *ON_DEMAND, *WITHOUT_SERVER])}")
     if (options.workspace is None) == (options.make is None):
         parser.error("name a trained workspace, or --make one")
     return options
@@ -300,7 +322,7 @@ def _measure(options: argparse.Namespace, copy: Path) -> None:
     manifest = json.loads((copy / "manifest.json").read_text())
     bench.fact("base", Path(manifest["base"]["name"]).name)
     bench.fact("models", int(manifest["arguments"]["worlds"]) + 1)
-    if parts := [part for part in options.only if part in PARTS]:
+    if parts := [part for part in options.only if part in (*PARTS, *ON_DEMAND)]:
         _measure_served(bench, parts, options.starts, copy, log)
     bench.measure([part for part in options.only if part in WITHOUT_SERVER])
     _report(bench)

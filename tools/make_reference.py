@@ -200,8 +200,8 @@ def _shapes_of(body: dict[str, Any]) -> list[str]:
 
 
 def _type_of(about: dict[str, Any]) -> str:
-    if "anyOf" in about:
-        return " or ".join(dict.fromkeys(_type_of(part) for part in about["anyOf"]))
+    if parts := about.get("anyOf") or about.get("oneOf"):
+        return " or ".join(dict.fromkeys(_type_of(part) for part in parts))
     if "$ref" in about:
         return f"`{about['$ref'].rsplit('/', 1)[-1]}`"
     if about.get("type") == "array":

@@ -17,7 +17,7 @@ from paclm.worlds.layout import dp_log_path
 pytest.importorskip("dp_accounting")
 
 KEYS = [
-    *("text", "tokens", "promise", "epsilon", "delta", "unit", "mia_bound", "tpr_at_fpr_0_1_percent"),
+    *("text", "tokens", "finish_reason", "promise", "epsilon", "delta", "unit", "mia_bound", "tpr_at_fpr_0_1_percent"),
     *("tpr_at_fpr_1_percent", "trainings", "is_promised", "token_ids"),
 ]
 ASK = ("--prompt", "the patient", "--max-tokens", "6", "--promise", "corpus")

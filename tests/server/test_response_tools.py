@@ -405,10 +405,7 @@ BAD = {
         {"text": {"format": {"type": "json_schema", "schema": SCHEMA}}},
         {"text": {"format": {**FORMAT, "name": "a zebra"}}},
     ],
-    "text.format": [
-        {"text": {"format": "zebra"}},
-        {"text": {"format": {"type": "json_object"}}, "tools": TOOLS, "tool_choice": "required"},
-    ],
+    "text.format": [{"text": {"format": "zebra"}}],
     "structured_outputs": [
         {"structured_outputs": {}},
         {"structured_outputs": {"regex": "zebra"}, "text": {"format": FORMAT}},
@@ -481,6 +478,20 @@ def test_a_form_that_cannot_be_kept_names_its_field_and_costs_nothing(live):
     ):
         refused = live.http.post("/v1/responses", json={"model": "clinic", "input": "where", **fields})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, place), refused.text
+    assert (live.spent_tokens, live.curator.reserved_units) == (spent, 0)
+
+
+def test_a_forced_choice_is_refused_where_the_operator_does_not_allow_it(live, monkeypatch):
+    monkeypatch.setattr(type(live.service), "allows_forced_choice", False)
+    spent = live.spent_tokens
+    units = {"enum": ["C", "F"]}
+    for fields, place in (
+        ({"text": {"format": {**FORMAT, "schema": units}}}, "text.format"),
+        ({"structured_outputs": {"choice": ["C", "F"]}}, "structured_outputs"),
+        ({"tools": TOOLS, "tool_choice": "required"}, "tools"),
+    ):
+        error = live.http.post("/v1/responses", json={"model": "clinic", "input": "a", **fields}).json()["error"]
+        assert (error["param"], error["code"]) == (place, "forced_choice")
     assert (live.spent_tokens, live.curator.reserved_units) == (spent, 0)
 
 

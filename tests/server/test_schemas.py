@@ -414,7 +414,6 @@ BAD_TOOLS = {
     "tool_choice.allowed_tools.mode": [
         {"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "zebra", "tools": [TOOL]}}}
     ],
-    "response_format": [{"tools": [TOOL], "tool_choice": "required", "response_format": FORMAT}],
     "structured_outputs": [{"tools": [TOOL], "tool_choice": TOOL, "structured_outputs": {"regex": "zebra"}}],
 }
 

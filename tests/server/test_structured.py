@@ -253,6 +253,7 @@ CLOSED = {
     "choice": {"structured_outputs": {"choice": ["yes", "no"]}},
     "grammar": {"structured_outputs": {"grammar": 'start: "a" | "b"'}},
     "a tool's schema": {"tools": tools_of(SCHEMA)},
+    "one of two tools or JSON": {"tools": tools_of(OPEN, OPEN), "response_format": {"type": "json_object"}},
     "one of two tools": {"tools": tools_of(OPEN, OPEN), "tool_choice": "required"},
     "one of two tools, or a form that cannot be written": {
         "tools": tools_of(OPEN, OPEN),
@@ -315,7 +316,8 @@ DOSE = '<tool_call>\n{"name": "dose", "arguments": {"drug": "ibuprofen"}}\n</too
     ("word", "text", "printed"),
     [
         ("response_format=Visit", '{"complaint": "cough", "days": 3}', "complaint='cough' days=3"),
-        ("tools=tools", DOSE, DOSE),
+        ("messages=messages, tools=tools", DOSE, DOSE),
+        ("input=history, tools=tools", DOSE, DOSE),
     ],
 )
 def test_the_examples_of_the_guide_run(careful, capsys, word, text, printed):
@@ -330,7 +332,8 @@ def test_the_examples_of_the_guide_run(careful, capsys, word, text, printed):
         names["client"].close()
     assert printed in capsys.readouterr().out
     if text == DOSE:
-        assert names["messages"][-1]["content"] == "400 mg of ibuprofen"
+        result = names["messages"][-1]["content"] if "messages" in names else names["history"][-1]["output"]
+        assert result == "400 mg of ibuprofen"
 
 
 def test_the_curl_example_of_the_guide_is_answered(careful):

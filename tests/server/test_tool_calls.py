@@ -149,6 +149,14 @@ def test_a_required_call_is_made_whatever_the_model_wants_to_say(ask):
     assert (function_of(message), ended) == (("now", "{}"), "tool_calls")
 
 
+def test_a_required_call_is_made_beside_a_format_of_texts(ask):
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    form = {"type": "json_schema", "json_schema": {"name": "form", "schema": schema}}
+    for chosen in (NAMED, "required"):
+        message, _ = ask(WRITTEN, tools=TOOLS[:1], tool_choice=chosen, response_format=form)
+        assert function_of(message) == ("weather", ARGUMENTS)
+
+
 def test_each_name_has_its_own_arguments(ask):
     mixed = '<tool_call>\n{"name": "now", "arguments": {"city": "Rome"}}\n</tool_call>'
     message, _ = ask(mixed, tool_choice="required")
@@ -156,6 +164,22 @@ def test_each_name_has_its_own_arguments(ask):
     free = '<tool_call>\n{"name": "note", "arguments": {"any": [1, {"b": {}}]}}\n</tool_call>'
     message, _ = ask(free, tool_choice="required")
     assert function_of(message) == ("note", '{"any": [1, {"b": {}}]}')
+
+
+def test_a_call_has_the_arguments_that_the_schema_lists_and_no_others_unless_it_allows_them(ask):
+    listed = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    wanted = '{"city": "Rome", "type": "string"}'
+    for more, expected in (
+        ({}, '{"city": "Rome"}'),
+        ({"additionalProperties": True}, wanted),
+        ({"minProperties": 2}, wanted),
+    ):
+        tool = {"type": "function", "function": {"name": "weather", "parameters": {**listed, **more}}}
+        message, _ = ask(f'<tool_call>\n{{"name": "weather", "arguments": {wanted}}}\n</tool_call>', tools=[tool])
+        assert function_of(message) == ("weather", expected)
+    none = {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}}
+    message, _ = ask('<tool_call>\n{"name": "now", "arguments": {"a": 1}}\n</tool_call>', tools=[none])
+    assert function_of(message) == ("now", "{}")
 
 
 def test_a_call_that_is_cut_off_has_the_arguments_so_far(live, ask, writer):

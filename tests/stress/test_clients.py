@@ -82,22 +82,27 @@ class Recipes:
 
 @pytest.fixture
 def recipes(tmp_path, servers):
-    return Recipes(tmp_path, servers[0])
+    return Recipes(tmp_path, servers[2])  # its model follows instructions, and it allows forced choices
 
 
 @pytest.mark.parametrize(
     ("client", "name"),
     [
         ("openai-python", "openai_recipe.py"),
+        ("openai-python", "openai_structured_recipe.py"),
         ("langchain", "langchain_recipe.py"),
+        ("langchain", "langchain_agent_recipe.py"),
         ("litellm", "litellm_recipe.py"),
         ("llm", "llm_recipe.sh"),
+        ("instructor", "instructor_recipe.py"),
+        ("outlines", "outlines_recipe.py"),
     ],
 )
 def test_the_recipes_of_the_guide_run(recipes, client, name):
     recipes.write("extra-openai-models.yaml")
     said = recipes.run(client, name)
-    assert re.search(r"\de-\d\d" if name.endswith(".py") else r"Token usage", said), said
+    shown = {"llm_recipe.sh": r"Token usage", "outlines_recipe.py": r"Person\(name=.* age=\d+\)\n\d{4}-\d\d-\d\d\n"}
+    assert re.search(shown.get(name, r"\de-\d\d"), said), said
 
 
 @contextmanager

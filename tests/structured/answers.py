@@ -11,9 +11,9 @@ SCHEMA = {
     "type": "object",
     "properties": {
         "age": {"type": "integer", "minimum": 0, "maximum": 120},
-        "name": {"type": "string", "maxLength": 4},
+        "n": {"type": "string", "maxLength": 4},
         "ok": {"type": "boolean"},
-        "tags": {"type": "array", "items": {"enum": ["a", "bc"]}, "maxItems": 2},
+        "t": {"type": "array", "items": {"enum": ["a", "bc"]}, "maxItems": 2},
     },
     "required": ["age", "ok"],
     "additionalProperties": False,

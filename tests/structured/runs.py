@@ -37,6 +37,8 @@ from structured.recorder import Recorder
 
 WORLDS = 6
 PER_TOKEN = 2.0**-8
+MOST_SEQUENCES = 3
+"""So that the last of four streams waits for room."""
 PAGE = PAGES["cpu"]
 """Of processes that no test has changed."""
 NUM_PAID = 5
@@ -49,7 +51,7 @@ MIXED = dict(
     )
 )
 """A row with grammars of all kinds in one batch."""
-STOP = ('"ok"', "-b", "sur", "]", "1")
+STOP = ("fal", "-b", "sur", "]", "1")
 PROMPTS = (
     "the patient reports mild fever since morning",
     "the nurse",
@@ -130,7 +132,7 @@ class Lab:
 
     def engine(self, row, workspace, stack, adapters=None, worker=None):
         """With pages, chunks and workers as the row says; whatever is open is closed with the stack."""
-        runtime = RuntimeConfig(device="cpu", max_sequences=3, context=CONTEXT, prefill_chunk=row["chunk"])
+        runtime = RuntimeConfig(device="cpu", max_sequences=MOST_SEQUENCES, context=CONTEXT, prefill_chunk=row["chunk"])
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         patch.setitem(PAGES, "cpu", row["page"])
         file = workspace.adapters_path / (DP_FILE if row["release"] == "dp" else WORLDS_FILE)

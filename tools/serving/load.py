@@ -48,6 +48,8 @@ class Load:
     """Prompts of so many random token ids, always new, instead of words."""
     stagger: float = 0.0
     """Seconds from the start of one client to that of the next."""
+    form: dict[str, Any] | None = None
+    """`response_format` of each request."""
 
 
 @dataclass
@@ -219,6 +221,7 @@ def _note(received: Received, answer: Answer, asked: float, begin: float) -> Non
 
 async def _ask(target: Target, load: Load, prompt: str | list[int]) -> Answer:
     content = {"model": target.model, "prompt": prompt, "max_tokens": load.max_tokens, "stream": True}
+    content |= {} if load.form is None else {"response_format": load.form}
     body = json.dumps(content).encode()
     head = [
         "POST /v1/completions HTTP/1.1",

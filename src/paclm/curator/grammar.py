@@ -13,6 +13,7 @@ answer could end another.
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -82,24 +83,31 @@ def json_rule(schema: dict[str, Any]) -> str:
     if any(len(text) > _MOST_FORCED for text in _forced_texts(schema)):
         raise InvalidInput(f"Names, const and enum of a JSON schema have at most {_MOST_FORCED:,} characters each.")
     try:
-        return "%json " + json.dumps({**_with_exact_formats(schema), "x-guidance": _JSON_FORM}, allow_nan=False)
+        return "%json " + json.dumps({**_with_exact_strings(schema), "x-guidance": _JSON_FORM}, allow_nan=False)
     except (TypeError, ValueError, RecursionError):
         raise InvalidInput("The JSON schema is no JSON, or too deeply nested.") from None
 
 
-def _with_exact_formats(schema: Any) -> Any:
-    """The schema with a pattern beside each format that allows too much."""
+def _with_exact_strings(schema: Any) -> Any:
+    """The schema with a pattern beside each format that allows too much, and digits and letters of ASCII in patterns.
+
+    JSON Schema's patterns are ECMAScript's, where `\\d` and `\\w` are ASCII.
+    """
+    from llguidance import regex_to_lark
+
     if isinstance(schema, list):
-        return [_with_exact_formats(inside) for inside in schema]
+        return [_with_exact_strings(inside) for inside in schema]
     if not isinstance(schema, dict):
         return schema
     found: dict[str, Any] = {}
     for name, inside in schema.items():
         if name in ("properties", "patternProperties", "$defs", "definitions") and isinstance(inside, dict):
-            found[name] = {key: _with_exact_formats(value) for key, value in inside.items()}  # keys are no keywords
+            found[name] = {key: _with_exact_strings(value) for key, value in inside.items()}  # keys are no keywords
         else:
             values = ("const", "enum", "default", "examples")
-            found[name] = inside if name in values else _with_exact_formats(inside)
+            found[name] = inside if name in values else _with_exact_strings(inside)
+    if isinstance(pattern := found.get("pattern"), str):
+        found["pattern"] = regex_to_lark(pattern, "dw")
     kind, others = schema.get("format"), found.get("allOf", [])
     if isinstance(kind, str) and kind in _EXACT_FORMATS and isinstance(others, list):
         found["allOf"] = [*others, {"pattern": _EXACT_FORMATS[kind]}]
@@ -127,7 +135,7 @@ def regex_grammar(pattern: str) -> Grammar:
     from llguidance import regex_to_lark
 
     _check_text(pattern, _MOST_IN_PATTERN)
-    return Grammar(f"start: /{regex_to_lark(pattern)}/")
+    return Grammar(f"start: /{regex_to_lark(pattern, 'd')}/")  # digits are 0 to 9
 
 
 def choice_grammar(values: Sequence[str]) -> Grammar:
@@ -259,7 +267,7 @@ class Grammars:
 
         matcher = LLMatcher(self._tokens(), grammar.text, log_level=0, limits=_limits())
         if matcher.is_error():
-            raise InvalidInput(f"The grammar cannot be used: {_first_line(matcher.get_error())}")
+            raise InvalidInput(f"The grammar cannot be used: {_reason_of(matcher.get_error())}")
         return matcher
 
     def _tokens(self) -> LLTokenizer:
@@ -290,5 +298,19 @@ def _limits() -> LLParserLimits:
     )
 
 
-def _first_line(error: str) -> str:
-    return error.strip().partition("\n")[0][:_MOST_REASON]
+def _reason_of(error: str) -> str:
+    """What llguidance says, without the lines that quote the grammar."""
+    place, _, text = error.strip().partition(": ")
+    if found := re.search(r"^error: (.+)$", text, re.MULTILINE):
+        return f"in a regular expression, {found[1]}."
+    line = text.partition("\n")[0]
+    if found := re.match(r'invalid regex ".*" \(in regex\): (.+)', line):
+        return f"in a regular expression, {found[1]}"[:_MOST_REASON]
+    if found := re.match("failed to compile JSON schema: (.+)", line):
+        keywords = found[1].removeprefix("Unimplemented keys: ")
+        if keywords != found[1]:
+            return f"the JSON schema has keywords that cannot be followed: {keywords}. Leave them out."[:_MOST_REASON]
+        if found[1].startswith("oneOf"):
+            return "branches of oneOf that may overlap cannot be followed. Use anyOf."
+        return f"in the JSON schema, {found[1]}"[:_MOST_REASON]
+    return f"{place}: {line}"[:_MOST_REASON]

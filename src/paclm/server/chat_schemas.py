@@ -206,8 +206,9 @@ def _must_call(choice: Choice) -> bool:
     return choice == "required"
 
 
-def check_tools(functions: Sequence[Function], choice: Choice, form: str | None) -> None:
-    """Refuse a choice that cannot be made; `form` is the field that asks for a form of the answer, if one does."""
+def check_tools(functions: Sequence[Function], choice: Choice, *, has_outputs: bool) -> None:
+    """Refuse a choice that cannot be made. With a call that is required, OpenAI's format of a text has no effect, and
+    clients send both; `structured_outputs`, the form of the whole answer, is refused beside it."""
     names = [function.name for function in functions]
     if len(set(names)) < len(names):
         raise problem("tools: two of them have the same name", "tools")
@@ -215,8 +216,9 @@ def check_tools(functions: Sequence[Function], choice: Choice, form: str | None)
         raise problem("tool_choice: names a tool that is not in tools", "tool_choice")
     if _must_call(choice) and not names:
         raise problem("tool_choice: asks for a call, and tools has none to call", "tool_choice")
-    if _must_call(choice) and form is not None:
-        raise problem(f"{form}: the answer has to be a tool call, which has a form of its own: send one", form)
+    if _must_call(choice) and has_outputs:
+        field = "structured_outputs"
+        raise problem(f"{field}: the answer has to be a tool call, which has a form of its own: send one", field)
 
 
 class ChatAsk(BaseAsk):
@@ -282,9 +284,8 @@ class ChatAsk(BaseAsk):
 
     @model_validator(mode="after")
     def _tools_are_known(self) -> ChatAsk:
-        field = "response_format" if self.structured_outputs is None else "structured_outputs"
-        form = field if super().is_structured else None
-        check_tools([tool.function for tool in self.tools or ()], self.tool_choice, form)
+        functions = [tool.function for tool in self.tools or ()]
+        check_tools(functions, self.tool_choice, has_outputs=self.structured_outputs is not None)
         return self
 
     @model_validator(mode="after")

@@ -57,7 +57,7 @@ def _read_items(value: object) -> object:
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
     if not isinstance(value, list):
-        raise problem("must be a text or a list of messages")
+        raise problem("must be a text or a list of messages, calls and their outputs")
     return value
 
 
@@ -235,9 +235,7 @@ class ResponseAsk(Strict):
 
     @model_validator(mode="after")
     def _tools_are_known(self) -> ResponseAsk:
-        has_format = self.format is not None and self.format.type != "text"
-        form = "structured_outputs" if self.structured_outputs is not None else "text.format" if has_format else None
-        check_tools(self.tools or [], self._chat_choice, form)
+        check_tools(self.tools or [], self._chat_choice, has_outputs=self.structured_outputs is not None)
         return self
 
     @property

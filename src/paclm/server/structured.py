@@ -37,20 +37,18 @@ def grammar_of(ask: Ask) -> Grammar | None:
 def forced_choice_of(ask: Ask) -> str | None:
     """Why the answer would be a choice between texts that the caller wrote, in a sentence; None if it is none."""
     functions = ask.callable_tools if isinstance(ask, ChatAsk) else []
-    outputs, wanted = ask.structured_outputs, ask.response_format
-    if outputs is not None and (outputs.json_ is None and not outputs.json_object):
-        return "regex, choice and grammar let the model choose between texts that the caller wrote."
     schemas = [function.parameters or {} for function in functions]
-    if outputs is not None and outputs.json_ is not None:
-        schemas.append(outputs.json_)
-    if wanted is not None and wanted.json_schema is not None:
-        schemas.append(wanted.json_schema.schema_)
-    has_form = (wanted is not None and wanted.type != "text") or outputs is not None
-    if functions and has_form:
-        return "A tool call or an answer in a form of its own is a choice between two that the caller wrote."
+    outputs, wanted = ask.structured_outputs, ask.response_format
     try:
-        must_call = isinstance(ask, ChatAsk) and ask.must_call
-        return forced_tool_choice("required" if must_call else "auto", schemas)
+        if isinstance(ask, ChatAsk) and ask.must_call:
+            return forced_tool_choice("required", schemas)
+        if functions and (outputs is not None or (wanted is not None and wanted.type != "text")):
+            return "A tool call or an answer in a form of its own is a choice between two that the caller wrote."
+        if outputs is not None and outputs.json_ is None and not outputs.json_object:
+            return "regex, choice and grammar let the model choose between texts that the caller wrote."
+        schemas += [] if outputs is None or outputs.json_ is None else [outputs.json_]
+        schemas += [] if wanted is None or wanted.json_schema is None else [wanted.json_schema.schema_]
+        return forced_tool_choice("auto", schemas)
     except InvalidInput as error:
         raise invalid(str(error), field_of(ask)) from None
 

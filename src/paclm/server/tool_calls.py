@@ -21,6 +21,8 @@ from paclm.server.chat_schemas import ChatAsk, Function, Message, ToolCall
 BEGIN, END = "<tool_call>", "</tool_call>"
 _HEAD = re.compile(re.escape(BEGIN) + r'\n\{"name": "([^"]+)", "arguments": ')
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
+_PLAIN = frozenset(("type", "properties", "required", "title", "description", "$schema", "$defs", "definitions"))
+"""Keywords beside which `additionalProperties` changes nothing but what it says."""
 _INSTRUCTIONS = (
     "You can call these functions. Each line describes one, with a JSON schema of its arguments:\n{functions}\n"
     "To call a function, write this form and nothing after it:\n"
@@ -63,6 +65,17 @@ def _described(function: Function) -> dict[str, Any]:
 
 def _parameters(function: Function) -> dict[str, Any]:
     return _NO_ARGUMENTS if function.parameters is None else function.parameters or {"type": "object"}
+
+
+def _arguments_schema(function: Function) -> dict[str, Any]:
+    """What a call may hold. A schema that lists arguments and says nothing of others allows no others: clients pass
+    them by name, and a function that gets one it does not have fails."""
+    schema = _parameters(function)
+    properties, required = schema.get("properties"), schema.get("required", [])
+    if not (schema.keys() <= _PLAIN and isinstance(properties, dict) and isinstance(required, list)):
+        return schema
+    is_listed = all(name in properties for name in required if isinstance(name, str))
+    return {**schema, "additionalProperties": False} if is_listed else schema
 
 
 def _message(message: Message) -> dict[str, Any]:
@@ -141,7 +154,7 @@ def _call_rules(functions: Sequence[Function]) -> str:
     for number, function in enumerate(functions):
         head = _quoted(f'{{"name": "{function.name}", "arguments": ')
         rules += [f'call_{number}: {head} arguments_{number} "}}"']
-        rules += [f"arguments_{number}: {json_rule(_parameters(function))}"]
+        rules += [f"arguments_{number}: {json_rule(_arguments_schema(function))}"]
     return "\n".join(rules)
 
 

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from types import SimpleNamespace
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -45,13 +46,49 @@ class Server:
             return str(answer.read().decode())
 
 
-HALF, CORPUS = (Server(**fields) for fields in json.loads(os.environ["PACLM_CLIENT_MATRIX"]))
-"""The first needs its key; the second, on loopback without keys, takes any client."""
+HALF, CORPUS, INSTRUCT = (Server(**fields) for fields in json.loads(os.environ["PACLM_CLIENT_MATRIX"]))
+"""The first needs its key; the second, on loopback without keys, takes any client. The third is like the first with a
+model that follows instructions, and allows forced choices."""
 PROMPT = "The patient said"
 MESSAGES = [{"role": "user", "content": "How is the patient?"}]
 STOPS = [*(f"### {number}" for number in range(11)), *"aeiou"]
 """Sixteen; one of the vowels, at the end of the list, comes up in any answer."""
 TOO_LONG = "the patient has a cough " * 400
+LETTER = "Anna Berg is 54 years old and comes with a cough. Write her name and age as JSON."
+PERSON: dict[str, Any] = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 24}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+"""No forced choice: strings and numbers, all required."""
+CHOICE: dict[str, Any] = {
+    "type": "json_schema",
+    "json_schema": {
+        "name": "choice",
+        "schema": {
+            "type": "object",
+            "properties": {"is_ill": {"enum": ["yes", "no"]}},
+            "required": ["is_ill"],
+            "additionalProperties": False,
+        },
+    },
+}
+"""A forced choice."""
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather in a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "maxLength": 24}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
+WEATHER_QUESTION = "What is the weather in Rome?"
 SHORT_SECONDS = 4.0
 """A timeout below the patience of the proxy and above the time of a short answer."""
 
@@ -68,21 +105,28 @@ def feature(name: str) -> Callable[[Callable[[], str | None]], Callable[[], str 
     return register
 
 
-def charged_tokens() -> int:
-    """Tokens that the ledger of the first server has charged so far."""
-    return int(json.loads(HALF.get("/v1/admin/overview"))["tokens"]["charged"])
+def charged_tokens(server: Server) -> int:
+    """Tokens that the ledger of a server has charged so far."""
+    return int(json.loads(server.get("/v1/admin/overview"))["tokens"]["charged"])
 
 
 @contextmanager
-def charged() -> Iterator[SimpleNamespace]:
+def charged(server: Server = HALF) -> Iterator[SimpleNamespace]:
     """How many `tokens` were charged inside the block; clients run one after another, so they are its own.
 
     `seconds` tells that a timeout passed: an answer was lost and asked for again.
     """
-    cost, before, started = SimpleNamespace(tokens=0, seconds=0.0), charged_tokens(), time.monotonic()
+    cost, before, started = SimpleNamespace(tokens=0, seconds=0.0), charged_tokens(server), time.monotonic()
     yield cost
     cost.seconds = time.monotonic() - started
-    cost.tokens = charged_tokens() - before
+    cost.tokens = charged_tokens(server) - before
+
+
+def person(text: str) -> dict[str, Any]:
+    """JSON that fits PERSON."""
+    found: dict[str, Any] = json.loads(text)
+    expect(list(found) == ["name", "age"] and isinstance(found["name"], str) and type(found["age"]) is int, text)
+    return found
 
 
 def expect(claim: object, said: object = "") -> None:

@@ -9,7 +9,25 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from check import CORPUS, HALF, MESSAGES, PROMPT, STOPS, TOO_LONG, charged, expect, feature, run
+from check import (
+    CHOICE,
+    CORPUS,
+    HALF,
+    INSTRUCT,
+    LETTER,
+    MESSAGES,
+    PERSON,
+    PROMPT,
+    STOPS,
+    TOO_LONG,
+    WEATHER,
+    WEATHER_QUESTION,
+    charged,
+    expect,
+    feature,
+    person,
+    run,
+)
 
 KEY = ("-H", f"authorization: Bearer {HALF.key}")
 JSON = ("-H", "content-type: application/json")
@@ -110,10 +128,65 @@ def _() -> None:
     expect(error["code"] == "context_length_exceeded", error)
 
 
+def structured(**fields: Any) -> str:
+    """A good answer of the model that follows instructions."""
+    key = ("-H", f"authorization: Bearer {INSTRUCT.key}")
+    more = {"model": INSTRUCT.model, "max_tokens": 64, "temperature": 0, **fields}
+    status, _, content = curl(f"{INSTRUCT.url}/chat/completions", *key, *JSON, **more)
+    expect(status == 200, content)
+    return content
+
+
+@feature("json_schema")
+def _() -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}}
+    body = {"messages": [{"role": "user", "content": LETTER}], "response_format": form}
+    person(json.loads(structured(**body))["choices"][0]["message"]["content"])
+    streamed = events(structured(**body, stream=True))
+    person("".join(event["choices"][0]["delta"].get("content") or "" for event in streamed))
+
+
+@feature("json_object")
+def _() -> None:
+    body = {"messages": [{"role": "user", "content": LETTER}], "max_tokens": 200}
+    answer = json.loads(structured(**body, response_format={"type": "json_object"}))
+    expect(isinstance(json.loads(answer["choices"][0]["message"]["content"]), dict), answer)
+
+
+@feature("tools")
+def _() -> None:
+    question = [{"role": "user", "content": WEATHER_QUESTION}]
+    body = {"messages": question, "tools": [WEATHER], "tool_choice": "required"}
+    message = json.loads(structured(**body))["choices"][0]["message"]
+    (call,) = message["tool_calls"]
+    expect(list(json.loads(call["function"]["arguments"])) == ["city"], call)
+    deltas = [event["choices"][0]["delta"] for event in events(structured(**body, stream=True))]
+    pieces = [piece for delta in deltas for piece in delta.get("tool_calls", [])]
+    expect(pieces[0]["id"] and pieces[0]["function"]["name"] == "weather" and len(pieces) > 1, pieces)
+    expect("city" in json.loads("".join(piece["function"]["arguments"] for piece in pieces)), pieces)
+    turns = [*question, message, {"role": "tool", "tool_call_id": call["id"], "content": "sunny"}]
+    answer = json.loads(structured(**{**body, "messages": turns, "tool_choice": "none"}))
+    expect(answer["choices"][0]["message"]["content"], answer)
+
+
+@feature("structured_outputs")
+def _() -> None:
+    answer = json.loads(structured(messages=MESSAGES, structured_outputs={"choice": ["better", "worse"]}))
+    expect(answer["choices"][0]["message"]["content"] in ("better", "worse"), answer)
+
+
+@feature("forced_choice")
+def _() -> str:
+    expect(refusal(400, messages=MESSAGES, response_format=CHOICE)["code"] == "forced_choice")
+    structured(messages=MESSAGES, response_format=CHOICE)
+    return "400"
+
+
 @feature("refusal")
 def _() -> str:
-    for more in ({"tools": [{}]}, {"response_format": {"type": "json_object"}}, {"top_p": 0.5}, {"top_k": 5}):
-        expect(refusal(400, messages=MESSAGES, **more)["param"])
+    image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]}]
+    for more in ({"messages": image}, {"messages": MESSAGES, "top_p": 0.5}, {"messages": MESSAGES, "top_k": 5}):
+        expect(refusal(400, **more)["param"])
     packed = gzip.compress(json.dumps({"model": HALF.model, "messages": MESSAGES}).encode())
     url = f"{HALF.url}/chat/completions"
     expect(curl(url, *KEY, *JSON, "-H", "content-encoding: gzip", body=packed)[0] == 415)

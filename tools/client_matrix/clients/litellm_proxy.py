@@ -10,18 +10,26 @@ import time
 import urllib.request
 import uuid
 from pathlib import Path
+from typing import Any
 
 from check import (
+    CHOICE,
     CORPUS,
     HALF,
+    INSTRUCT,
+    LETTER,
     MESSAGES,
+    PERSON,
     PROMPT,
     SHORT_SECONDS,
     STOPS,
     TOO_LONG,
+    WEATHER,
+    WEATHER_QUESTION,
     charged,
     expect,
     feature,
+    person,
     refused_with,
     run,
 )
@@ -39,6 +47,7 @@ CONFIG = {
         _model("clinic", HALF.url, HALF.key, HALF.model),
         _model("slow", HALF.slow_url, HALF.key, HALF.model, timeout=SHORT_SECONDS),
         _model("other", CORPUS.url, "EMPTY", CORPUS.model),
+        _model("instruct", INSTRUCT.url, INSTRUCT.key, INSTRUCT.model),
     ],
     "litellm_settings": {"num_retries": 3, "disable_stop_sequence_limit": True},
     "general_settings": {"master_key": "sk-proxy", "forward_client_headers_to_llm_api": True},
@@ -131,12 +140,66 @@ def _() -> None:
     expect("ContextWindowExceededError" in str(refused.error) and cost.tokens == 0, refused.error)
 
 
+STRUCTURED: dict[str, Any] = {"model": "instruct", "max_tokens": 64, "temperature": 0}
+
+
+@feature("json_schema")
+def _() -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}}
+    ask = {**STRUCTURED, "messages": [{"role": "user", "content": LETTER}], "response_format": form}
+    with charged(INSTRUCT) as cost:
+        answer = client.chat.completions.create(**ask)
+    person(answer.choices[0].message.content)
+    expect(answer.usage.completion_tokens == cost.tokens > 0, cost)
+    events = list(client.chat.completions.create(stream=True, **ask))
+    person("".join(event.choices[0].delta.content or "" for event in events if event.choices))
+
+
+@feature("json_object")
+def _() -> None:
+    ask = {**STRUCTURED, "max_tokens": 200, "messages": [{"role": "user", "content": LETTER}]}
+    answer = client.chat.completions.create(response_format={"type": "json_object"}, **ask)
+    expect(isinstance(json.loads(answer.choices[0].message.content), dict), answer)
+
+
+@feature("tools")
+def _() -> None:
+    question = [{"role": "user", "content": WEATHER_QUESTION}]
+    ask = {**STRUCTURED, "messages": question, "tools": [WEATHER], "tool_choice": "required"}
+    message = client.chat.completions.create(**ask).choices[0].message
+    (call,) = message.tool_calls
+    expect(call.function.name == "weather" and list(json.loads(call.function.arguments)) == ["city"], call)
+    with client.chat.completions.stream(**ask) as stream:
+        (streamed,) = stream.get_final_completion().choices[0].message.tool_calls
+    expect(streamed.function.name == "weather" and "city" in json.loads(streamed.function.arguments), streamed)
+    result = {"role": "tool", "tool_call_id": call.id, "content": "sunny, 24 degrees"}
+    answer = client.chat.completions.create(**{**ask, "messages": [*question, message, result], "tool_choice": "none"})
+    expect(answer.choices[0].message.content, answer)
+
+
+@feature("structured_outputs")
+def _() -> None:
+    outputs = {"structured_outputs": {"choice": ["better", "worse"]}}
+    answer = client.chat.completions.create(messages=MESSAGES, extra_body=outputs, **STRUCTURED)
+    expect(answer.choices[0].message.content in ("better", "worse"), answer)
+
+
+@feature("forced_choice")
+def _() -> str:
+    with charged() as cost, refused_with(BadRequestError) as refused:
+        client.chat.completions.create(messages=MESSAGES, response_format=CHOICE, **ASK)
+    expect("forced_choice" in str(refused.error) and cost.tokens == 0, refused.error)
+    answer = client.chat.completions.create(messages=MESSAGES, response_format=CHOICE, **STRUCTURED)
+    expect(json.loads(answer.choices[0].message.content)["is_ill"] in ("yes", "no"), answer)
+    return "400"
+
+
 @feature("refusal")
 def _() -> str:
-    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
-    for more in ({"tools": [tool]}, {"response_format": {"type": "json_object"}}, {"top_p": 0.5}):
+    image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]}]
+    for more in ({"messages": image}, {"messages": MESSAGES, "top_p": 0.5}):
         with charged() as cost, refused_with(BadRequestError):
-            client.chat.completions.create(messages=MESSAGES, **more, **ASK)
+            client.chat.completions.create(**more, **ASK)
         expect(cost.tokens == 0, cost)
     return "400"
 

@@ -3,28 +3,52 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import uuid
 from typing import Any
 
 import litellm
 from check import (
+    CHOICE,
     CORPUS,
     HALF,
+    INSTRUCT,
+    LETTER,
     MESSAGES,
+    PERSON,
     PROMPT,
     SHORT_SECONDS,
     STOPS,
     TOO_LONG,
+    WEATHER,
+    WEATHER_QUESTION,
     charged,
     expect,
     feature,
+    person,
     refused_with,
     run,
 )
+from pydantic import BaseModel, Field
 
 litellm.disable_stop_sequence_limit = True  # it would send the first four only
 OPTIONS: dict[str, Any] = {"model": f"openai/{HALF.model}", "api_base": HALF.url, "api_key": HALF.key, "max_tokens": 8}
 OTHER = {"model": f"openai/{CORPUS.model}", "api_base": CORPUS.url, "api_key": "EMPTY", "max_tokens": 4}
+
+STRUCTURED: dict[str, Any] = {
+    "model": f"openai/{INSTRUCT.model}",
+    "api_base": INSTRUCT.url,
+    "api_key": INSTRUCT.key,
+    "max_tokens": 64,
+    "temperature": 0,
+}
+
+
+class Person(BaseModel):
+    """Of the letter."""
+
+    name: str = Field(max_length=24)
+    age: int
 
 
 @feature("models")
@@ -96,12 +120,65 @@ def _() -> None:
     expect(cost.tokens == 0, cost)
 
 
+@feature("json_schema")
+def _() -> None:
+    ask = {**STRUCTURED, "messages": [{"role": "user", "content": LETTER}]}
+    schema = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}}
+    for form in (Person, schema):
+        with charged(INSTRUCT) as cost:
+            answer = litellm.completion(response_format=form, **ask)
+        person(answer.choices[0].message.content)
+        expect(answer.usage.completion_tokens == cost.tokens > 0, cost)
+        events = list(litellm.completion(response_format=form, stream=True, **ask))
+        person("".join(event.choices[0].delta.content or "" for event in events))
+
+
+@feature("json_object")
+def _() -> None:
+    ask = {**STRUCTURED, "max_tokens": 200, "messages": [{"role": "user", "content": LETTER}]}
+    answer = litellm.completion(response_format={"type": "json_object"}, **ask)
+    expect(isinstance(json.loads(answer.choices[0].message.content), dict), answer)
+
+
+@feature("tools")
+def _() -> None:
+    question = [{"role": "user", "content": WEATHER_QUESTION}]
+    ask = {**STRUCTURED, "messages": question, "tools": [WEATHER], "tool_choice": "required"}
+    message = litellm.completion(**ask).choices[0].message
+    (call,) = message.tool_calls
+    expect(call.function.name == "weather" and list(json.loads(call.function.arguments)) == ["city"], call)
+    whole = litellm.stream_chunk_builder(list(litellm.completion(stream=True, **ask)))
+    (streamed,) = whole.choices[0].message.tool_calls
+    expect(streamed.function.name == "weather" and "city" in json.loads(streamed.function.arguments), whole)
+    result = {"role": "tool", "tool_call_id": call.id, "name": "weather", "content": "sunny, 24 degrees"}
+    for turn in (message, message.model_dump()):
+        answer = litellm.completion(**{**ask, "messages": [*question, turn, result], "tool_choice": "none"})
+        expect(answer.choices[0].message.content, answer)
+
+
+@feature("structured_outputs")
+def _() -> None:
+    outputs = {"structured_outputs": {"choice": ["better", "worse"]}}
+    answer = litellm.completion(messages=MESSAGES, extra_body=outputs, **STRUCTURED)
+    expect(answer.choices[0].message.content in ("better", "worse"), answer)
+
+
+@feature("forced_choice")
+def _() -> str:
+    with charged() as cost, refused_with(litellm.BadRequestError) as refused:
+        litellm.completion(messages=MESSAGES, response_format=CHOICE, **OPTIONS)
+    expect("forced_choice" in str(refused.error) and cost.tokens == 0, refused.error)
+    answer = litellm.completion(messages=MESSAGES, response_format=CHOICE, **STRUCTURED)
+    expect(json.loads(answer.choices[0].message.content)["is_ill"] in ("yes", "no"), answer)
+    return "400"
+
+
 @feature("refusal")
 def _() -> str:
-    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
-    for more in ({"tools": [tool]}, {"response_format": {"type": "json_object"}}, {"top_p": 0.5}):
+    image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]}]
+    for more in ({"messages": image}, {"messages": MESSAGES, "top_p": 0.5}):
         with charged() as cost, refused_with(litellm.BadRequestError):
-            litellm.completion(messages=MESSAGES, **more, **OPTIONS)
+            litellm.completion(**more, **OPTIONS)
         expect(cost.tokens == 0, cost)
     return "400"
 

@@ -11,7 +11,21 @@ import subprocess
 import sys
 from pathlib import Path
 
-from check import CORPUS, HALF, PROMPT, TOO_LONG, charged, expect, feature, run
+from check import (
+    CORPUS,
+    HALF,
+    INSTRUCT,
+    LETTER,
+    PERSON,
+    PROMPT,
+    TOO_LONG,
+    WEATHER_QUESTION,
+    charged,
+    expect,
+    feature,
+    person,
+    run,
+)
 
 LLM = str(Path(sys.executable).with_name("llm"))
 FOLDER = Path(os.environ.setdefault("LLM_USER_PATH", str(Path.cwd() / "llm")))
@@ -26,10 +40,12 @@ MODELS = [
     _entry("clinic", HALF.model, HALF.url, "clinic"),
     _entry("clinic-text", HALF.model, HALF.url, "clinic", completion=True),
     _entry("other", CORPUS.model, CORPUS.url, "other"),
+    _entry("instruct", INSTRUCT.model, INSTRUCT.url, "instruct", supports_schema=True, supports_tools=True),
+    _entry("clinic-schema", HALF.model, HALF.url, "clinic", supports_schema=True),
 ]
 FOLDER.mkdir()
 (FOLDER / "extra-openai-models.yaml").write_text(json.dumps(MODELS))  # JSON is YAML
-(FOLDER / "keys.json").write_text(json.dumps({"clinic": HALF.key, "other": "EMPTY"}))
+(FOLDER / "keys.json").write_text(json.dumps({"clinic": HALF.key, "other": "EMPTY", "instruct": INSTRUCT.key}))
 
 
 def llm(*arguments: str, fails: bool = False) -> str:
@@ -97,11 +113,47 @@ def _() -> None:
     expect(cost.tokens == 0, cost)
 
 
+STRUCTURED = ("-m", "instruct", "-o", "max_tokens", "64", "-o", "temperature", "0")
+
+
+@feature("json_schema")
+def _() -> None:
+    for more in ((), ("--no-stream",)):
+        person(llm("prompt", *STRUCTURED, *more, "--schema", json.dumps(PERSON), LETTER))
+    expect({"name", "age"} <= set(json.loads(llm("prompt", *STRUCTURED, "--schema", "name, age int", LETTER))))
+
+
+@feature("json_object")
+def _() -> None:
+    said = llm("prompt", *STRUCTURED, "-o", "max_tokens", "200", "-o", "json_object", "1", LETTER)
+    expect(isinstance(json.loads(said), dict), said)
+
+
+@feature("tools")
+def _() -> None:
+    """llm cannot force a call, so the model decides; called or not, the chain ends and is logged."""
+    code = "def weather(city: str) -> str:\n    'The weather in a city.'\n    return 'sunny in ' + city"
+    with charged(INSTRUCT) as cost:
+        llm("prompt", *STRUCTURED, "--functions", code, "--chain-limit", "0", WEATHER_QUESTION)
+    expect(cost.tokens > 0 and last()["tools"][0]["name"] == "weather", last())
+
+
+@feature("forced_choice")
+def _() -> str:
+    choice = {"type": "object", "properties": {"is_ill": {"enum": ["yes", "no"]}}, "required": ["is_ill"]}
+    schema = json.dumps({**choice, "additionalProperties": False})
+    with charged() as cost:
+        said = llm("prompt", "-m", "clinic-schema", *SHORT, "--schema", schema, QUESTION, fails=True)
+    expect("forced_choice" in said, said)
+    expect(cost.tokens == 0, cost)
+    expect(json.loads(llm("prompt", *STRUCTURED, "--schema", schema, QUESTION))["is_ill"] in ("yes", "no"))
+    return "400"
+
+
 @feature("refusal")
 def _() -> str:
     with charged() as cost:
         llm("prompt", "-m", "clinic", "-o", "top_p", "0.5", *SHORT, QUESTION, fails=True)
-        llm("prompt", "-m", "clinic", "-o", "json_object", "1", *SHORT, f"{QUESTION} JSON", fails=True)
     expect(cost.tokens == 0, cost)
     return "400"
 
