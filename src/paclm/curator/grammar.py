@@ -16,13 +16,14 @@ import json
 import re
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from paclm.curator.schema_bounds import most_forced, patterns_together
 from paclm.errors import InvalidInput, PaclmError
 
 if TYPE_CHECKING:
@@ -38,11 +39,15 @@ MOST_CHARACTERS = 65_536
 _MOST_IN_PATTERN = 4096
 _MOST_IN_USER_GRAMMAR = 8192
 """Characters of Lark or GBNF. A chain of 5,000 rules in 63,000 characters overflows the stack."""
-_MOST_FORCED = 4096
-"""Bytes that must follow. llguidance tokenizes all of them for every mask: 8 kB of Lark can force 960 kB, in 3 s."""
+_FEW_FORCED = 1024
+"""Bytes in a row that a schema may force. llguidance finds and tokenizes all of them for every mask: 0.2 ms."""
+_MOST_FORCED = 4 * _FEW_FORCED
+"""Where an answer ends if the bound on them was wrong."""
 UNFORCED = '%llguidance {"no_forcing": true}\n'
-"""Before Lark that a caller wrote: no bytes are looked for that must follow. A small grammar can force 8 MB behind its
-first token, and finding them took 0.12 s for each answer."""
+"""Before a grammar that may force more, and before all regular expressions and Lark of callers: there no bytes are
+looked for that must follow, so that several tokens may begin them. 130 bytes of Lark can force 8 MB: 0.12 s."""
+_MOST_TOGETHER = 8
+"""Patterns that must all match one text: 20 take half a second and 100 MB, which no limit of llguidance counts."""
 _STACK_BYTES = 2**23
 """Of the thread that builds grammars: building recurses. The front tries each one with an eighth of this."""
 _MOST_REASON = 200
@@ -68,7 +73,7 @@ class Grammar:
 
 def json_schema_grammar(schema: dict[str, Any]) -> Grammar:
     """JSON that the schema accepts."""
-    return Grammar(f"start: {json_rule(schema)}")
+    return grammar_with(f"start: {json_rule(schema)}", [schema])
 
 
 def json_object_grammar() -> Grammar:
@@ -76,16 +81,27 @@ def json_object_grammar() -> Grammar:
     return json_schema_grammar({"type": "object"})
 
 
+def grammar_with(rules: str, schemas: Sequence[dict[str, Any]]) -> Grammar:
+    """Rules that hold these schemas; bytes that must follow are looked for unless there can be many."""
+    is_short = sum(most_forced(schema) for schema in schemas) <= _FEW_FORCED
+    return Grammar(rules if is_short else UNFORCED + rules)
+
+
 def json_rule(schema: dict[str, Any]) -> str:
     """The right side of a rule, for grammars that hold JSON among other text."""
     if not isinstance(schema, dict):
-        raise InvalidInput("A JSON schema must be an object.")
-    if any(len(text) > _MOST_FORCED for text in _forced_texts(schema)):
-        raise InvalidInput(f"Names, const and enum of a JSON schema have at most {_MOST_FORCED:,} characters each.")
+        raise InvalidInput("A JSON schema must be an object: in Python a dict, such as Model.model_json_schema().")
     try:
-        return "%json " + json.dumps({**_with_exact_strings(schema), "x-guidance": _JSON_FORM}, allow_nan=False)
+        text = "%json " + json.dumps({**_with_exact_strings(schema), "x-guidance": _JSON_FORM}, allow_nan=False)
     except (TypeError, ValueError, RecursionError):
         raise InvalidInput("The JSON schema is no JSON, or too deeply nested.") from None
+    _check_text(text)  # before what takes longer for a larger one
+    if patterns_together(schema) > _MOST_TOGETHER:
+        raise InvalidInput(
+            f"The JSON schema combines more than {_MOST_TOGETHER} patterns or formats, by allOf or beside $ref, anyOf "
+            "or oneOf. Write them as one pattern."
+        )
+    return text
 
 
 def _with_exact_strings(schema: Any) -> Any:
@@ -114,35 +130,20 @@ def _with_exact_strings(schema: Any) -> Any:
     return found
 
 
-def _forced_texts(schema: dict[str, Any]) -> Iterator[str]:
-    """Texts that an answer has to repeat as they are."""
-    todo: list[tuple[Any, bool]] = [(schema, False)]
-    while todo:
-        value, is_forced = todo.pop()
-        if isinstance(value, dict):
-            for name, inside in value.items():
-                names = [name] if is_forced else inside if name == "properties" and isinstance(inside, dict) else ()
-                yield from (text for text in names if isinstance(text, str))
-                todo.append((inside, is_forced or name in ("const", "enum")))
-        elif isinstance(value, list):
-            todo += [(inside, is_forced) for inside in value]
-        elif is_forced and isinstance(value, str):
-            yield value
-
-
 def regex_grammar(pattern: str) -> Grammar:
     """Text that the whole pattern matches."""
     from llguidance import regex_to_lark
 
     _check_text(pattern, _MOST_IN_PATTERN)
-    return Grammar(f"start: /{regex_to_lark(pattern, 'd')}/")  # digits are 0 to 9
+    return Grammar(f"{UNFORCED}start: /{regex_to_lark(pattern, 'd')}/")  # digits are 0 to 9
 
 
 def choice_grammar(values: Sequence[str]) -> Grammar:
     """One of these texts."""
     if not values or not all(isinstance(value, str) and value for value in values):
         raise InvalidInput("A choice needs at least one text, and no empty one.")
-    return Grammar("start: " + " | ".join(json.dumps(value, ensure_ascii=False) for value in dict.fromkeys(values)))
+    texts = [json.dumps(value, ensure_ascii=False) for value in dict.fromkeys(values)]
+    return grammar_with("start: " + " | ".join(texts), [{"enum": list(values)}])
 
 
 def user_grammar(text: str) -> Grammar:
@@ -162,7 +163,10 @@ def user_grammar(text: str) -> Grammar:
 
 def _check_text(text: str, most: int = MOST_CHARACTERS) -> None:
     if not isinstance(text, str) or not 0 < len(text) <= most:
-        raise InvalidInput(f"A schema, pattern or grammar of this kind must have between 1 and {most:,} characters.")
+        size = f"{len(text):,} characters" if isinstance(text, str) else "no text"
+        raise InvalidInput(
+            f"A schema, pattern or grammar of this kind has 1 to {most:,} characters; this one has {size}."
+        )
     try:
         text.encode()
     except UnicodeEncodeError:

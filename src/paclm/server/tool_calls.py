@@ -15,7 +15,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from paclm.curator.grammar import UNFORCED, Grammar, json_rule
+from paclm.curator.grammar import UNFORCED, Grammar, grammar_with, json_rule
 from paclm.server.chat_schemas import ChatAsk, Function, Message, ToolCall
 
 BEGIN, END = "<tool_call>", "</tool_call>"
@@ -125,30 +125,35 @@ def _add_instructions(messages: list[dict[str, Any]], text: str) -> None:
 
 def call_grammar(functions: Sequence[Function]) -> Grammar:
     """One call, and nothing else."""
-    return Grammar(f"start: {_quoted(BEGIN)} call\n{_call_rules(functions)}")
+    return _with_calls(f"start: {_quoted(BEGIN)} call\n", functions)
 
 
 def call_or_text_grammar(functions: Sequence[Function]) -> Grammar:
     """Text that does not contain the beginning of a call, or a call, perhaps after such text."""
     any_text = "/(?s:.*)/"
-    return Grammar(
+    return _with_calls(
         f"start: TEXT | before call\n"
         f"TEXT: {any_text} & ~/(?s:.*){BEGIN}(?s:.*)/\n"
-        f"before[suffix={_quoted(BEGIN)}]: {any_text}\n{_call_rules(functions)}"
+        f"before[suffix={_quoted(BEGIN)}]: {any_text}\n",
+        functions,
     )
 
 
 def call_or_answer_grammar(functions: Sequence[Function], answer: Grammar) -> Grammar:
     """A call, or an answer in a form of its own."""
     text = answer.text.removeprefix(UNFORCED)
-    option = UNFORCED if text != answer.text else ""  # holds for a grammar as a whole
-    return Grammar(
-        f"{option}start: {_quoted(BEGIN)} call | answer\nanswer: %lark {{\n{text}\n}}\n{_call_rules(functions)}"
-    )
+    both = _with_calls(f"start: {_quoted(BEGIN)} call | answer\nanswer: %lark {{\n{text}\n}}\n", functions)
+    is_unforced = text != answer.text and not both.text.startswith(UNFORCED)  # the option holds for the whole grammar
+    return Grammar(UNFORCED + both.text) if is_unforced else both
+
+
+def _with_calls(rules: str, functions: Sequence[Function]) -> Grammar:
+    """These rules with those of a call after its beginning; each name has the arguments of its own function."""
+    schemas = [_arguments_schema(function) for function in functions]
+    return grammar_with(rules + _call_rules(functions), schemas)
 
 
 def _call_rules(functions: Sequence[Function]) -> str:
-    """Rules of a call after its beginning; each name has the arguments of its own function."""
     numbers = range(len(functions))
     rules = [f"call: {_quoted(chr(10))} ({' | '.join(f'call_{n}' for n in numbers)}) {_quoted(f'{chr(10)}{END}')}"]
     for number, function in enumerate(functions):
