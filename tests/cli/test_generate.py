@@ -49,6 +49,7 @@ def test_an_answer_is_json_that_the_schema_accepts_and_one_cut_off_says_so(clini
     assert said["charged_nats"] == said["tokens"] * 2**-16  # every token, also those that were forced
     cut = run(clinic, "--prompt", "the patient", "--max-tokens", "2", "--json-schema", schema)
     assert "not complete: --max-tokens ended it" in cut.stderr
+    assert cut.exit_code == 1
 
 
 def test_a_crash_of_a_command_that_holds_the_secret_leaves_no_core_file(clinic, monkeypatch):

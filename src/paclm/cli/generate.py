@@ -56,7 +56,10 @@ def generate(
         float | None, typer.Option(help="τ of the coupled Gumbel votes.", show_default="as in [mechanism]")
     ] = None,
     json_schema: Annotated[
-        Path | None, typer.Option(help="File with a JSON schema; the answer is JSON that it accepts.", dir_okay=False)
+        Path | None,
+        typer.Option(
+            help="File with a JSON schema; the answer is JSON that it accepts, or the exit status is 1.", dir_okay=False
+        ),
     ] = None,
     promise: PromiseOption = "half",
     mix_promises: MixPromisesFlag = False,
@@ -116,6 +119,8 @@ def generate(
     if as_json:
         counts = {"text": answer.text, "tokens": len(answer.tokens), "finish_reason": answer.finish_reason}
         print_json({**counts, **figures, "token_ids": list(answer.tokens)})
+        if schema is not None and answer.finish_reason != "stop":
+            raise typer.Exit(1)
         return
     typer.echo()
     if answer.finish_reason == "stop" and not answer.text:
@@ -124,6 +129,8 @@ def generate(
         why = "--max-tokens ended it" if answer.finish_reason == "length" else "no token fits the schema here"
         typer.echo(f"(not complete: {why}, so this is not JSON that the schema accepts)", err=True)
     print_fields(fields, err=True)
+    if schema is not None and answer.finish_reason != "stop":
+        raise typer.Exit(1)
 
 
 def _read_schema(path: Path) -> dict[str, Any]:

@@ -48,8 +48,8 @@ _IN_RESPONSES: dict[str | None, str] = {
 }
 """What fields of a chat are called in `/v1/responses`."""
 _FORCED_CHOICE = (
-    "A forced choice says more about the private records than free text does, so this server refuses it. Its operator "
-    "can allow it: forced_choice = true in [server]."
+    "Such a forced choice can say more about the private records than free text does, so this server refuses it. Its "
+    "operator can allow it: forced_choice = true in [server]."
 )
 _SHORT_BYTES = 4096
 """A body up to this length is tokenized at once: that takes less time than the way to a thread and back."""
@@ -122,21 +122,23 @@ async def _requests(ask: Ask, caller: Caller, service: Service, num_bytes: int) 
 async def _checked_grammar(ask: Ask, service: Service, owner: str, *, is_short: bool) -> Grammar | None:
     """What the answers must look like, tried out before the curator sees it."""
     allows = service.allows_forced_choice
-    grammar = _grammar(ask, allows) if is_short else await service.tokenizing.run(owner, _grammar, ask, allows)
+    run = service.tokenizing.run
+    grammar, forced = _grammar(ask, allows) if is_short else await run(owner, _grammar, ask, allows)
     if grammar is not None:
         try:
             await service.grammars.check(grammar, owner)
         except Refused as refusal:
             refusal.param = field_of(ask)
             raise
+    if forced is not None:  # last: what cannot be built is refused for that, also where choices are allowed
+        raise invalid(f"{forced} {_FORCED_CHOICE}", field_of(ask), "forced_choice")
     return grammar
 
 
-def _grammar(ask: Ask, allows_forced_choice: bool) -> Grammar | None:
+def _grammar(ask: Ask, allows_forced_choice: bool) -> tuple[Grammar | None, str | None]:
+    """The grammar, and why it is a forced choice that is not allowed."""
     grammar = grammar_of(ask)  # first: it limits the size, and the time to look for choices grows with that
-    if not allows_forced_choice and (reason := forced_choice_of(ask)) is not None:
-        raise invalid(f"{reason} {_FORCED_CHOICE}", field_of(ask), "forced_choice")
-    return grammar
+    return grammar, None if allows_forced_choice else forced_choice_of(ask)
 
 
 def _shape_of(fields: dict[str, Any]) -> type[AnyAsk]:
