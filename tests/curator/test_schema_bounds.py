@@ -3,7 +3,7 @@
 import pytest
 
 from paclm.curator.grammar import UNFORCED, Grammar, Grammars, json_rule, json_schema_grammar
-from paclm.curator.schema_bounds import most_forced, patterns_together
+from paclm.curator.schema_bounds import common_multiple, most_forced, patterns_together
 from paclm.errors import InvalidInput
 from structured.schemas import SCHEMAS, written
 
@@ -70,4 +70,16 @@ def test_patterns_that_must_match_together_are_counted_and_limited():
     json_schema_grammar({"allOf": [pattern] * 8})
     for schema in ({"allOf": [pattern] * 9}, an_object(a={"type": "array", "items": {"allOf": [pattern] * 9}})):
         with pytest.raises(InvalidInput, match="more than 8 patterns"):
+            json_schema_grammar(schema)
+
+
+def test_steps_of_numbers_are_limited_together():
+    assert (
+        common_multiple(an_object(price={"multipleOf": 0.01}, box={"multipleOf": 12}, multipleOf={"type": "null"}))
+        == 1200
+    )
+    assert common_multiple({"type": "string"}) == 1
+    json_schema_grammar({"type": "number", "multipleOf": 0.0001})
+    for schema in ({"allOf": [{"multipleOf": 997}, {"multipleOf": 1009}]}, {"multipleOf": 99991}, {"multipleOf": "2"}):
+        with pytest.raises(InvalidInput, match="multipleOf"):
             json_schema_grammar(schema)

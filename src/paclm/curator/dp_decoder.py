@@ -43,7 +43,7 @@ class DpGeneration:
     logprobs: tuple[Logprobs, ...]
     """One per token, if the request asked for them."""
     finish_reason: FinishReason
-    """Why it ended; `stop` is the end token or a stop string."""
+    """Why it ended; `stop` is the end token, a stop string or a complete form."""
     figures: PromiseFigures
 
 

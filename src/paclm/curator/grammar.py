@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from paclm.curator.schema_bounds import most_forced, patterns_together
+from paclm.curator.schema_bounds import common_multiple, most_forced, patterns_together
 from paclm.errors import InvalidInput, PaclmError
 
 if TYPE_CHECKING:
@@ -48,6 +48,8 @@ UNFORCED = '%llguidance {"no_forcing": true}\n'
 looked for that must follow, so that several tokens may begin them. 130 bytes of Lark can force 8 MB: 0.12 s."""
 _MOST_TOGETHER = 8
 """Patterns that must all match one text: 20 take half a second and 100 MB, which no limit of llguidance counts."""
+_MOST_MULTIPLE = 10_000
+"""Of all multipleOf. 997 and 1009 together take 7 s and 600 MB to build, which no limit of llguidance counts."""
 _STACK_BYTES = 2**23
 """Of the thread that builds grammars: building recurses. The front tries each one with an eighth of this."""
 _MOST_REASON = 200
@@ -100,6 +102,10 @@ def json_rule(schema: dict[str, Any]) -> str:
         raise InvalidInput(
             f"The JSON schema combines more than {_MOST_TOGETHER} patterns or formats, by allOf or beside $ref, anyOf "
             "or oneOf. Write them as one pattern."
+        )
+    if common_multiple(schema) > _MOST_MULTIPLE:
+        raise InvalidInput(
+            f"The numbers under multipleOf have a common multiple above {_MOST_MULTIPLE:,}, or are no numbers. Use others."
         )
     return text
 

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Sequence
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 _MOST_STEPS = 2000
@@ -37,6 +38,16 @@ def patterns_together(schema: Any) -> int:
             has_reference = any("$ref" in inner for inner in _nodes(node))
             most = max(most, everywhere if has_reference else _num_patterns(node))
     return most
+
+
+def common_multiple(schema: Any) -> float:
+    """Of all numbers under multipleOf, counted in the smallest decimal place of any; infinite if one is no number."""
+    steps = [node["multipleOf"] for node in _nodes(schema) if not isinstance(node.get("multipleOf", {}), dict)]
+    if not all(type(step) in (int, float) and 1e-9 <= step <= 1e9 for step in steps):
+        return math.inf
+    exact = [Fraction(str(step)) for step in steps]
+    places = math.lcm(*(step.denominator for step in exact))
+    return math.lcm(*(int(step * places) for step in exact))
 
 
 def _nodes(value: Any) -> Iterator[dict[str, Any]]:

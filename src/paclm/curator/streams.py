@@ -191,7 +191,7 @@ class Generation:
     marks: tuple[Mark, ...]
     """One per token."""
     finish_reason: FinishReason
-    """Why it ended; `stop` is the end token or a stop string."""
+    """Why it ended; `stop` is the end token, a stop string or a complete form."""
     private_tokens: int
     """Released from votes."""
     public_tokens: int
