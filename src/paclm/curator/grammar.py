@@ -105,7 +105,7 @@ def json_rule(schema: dict[str, Any]) -> str:
         )
     if common_multiple(schema) > _MOST_MULTIPLE:
         raise InvalidInput(
-            f"The numbers under multipleOf have a common multiple above {_MOST_MULTIPLE:,}, or are no numbers. Use others."
+            f"The numbers under multipleOf have a common multiple above {_MOST_MULTIPLE:,}, or are no numbers."
         )
     return text
 
