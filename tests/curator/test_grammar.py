@@ -192,7 +192,11 @@ def test_bytes_that_must_follow_are_limited(built):
 
 
 @pytest.mark.parametrize(
-    "text", ['{"grammars": []}', ' {"lark_grammar": ""}', '%llguidance {"no_forcing": true}\nstart: "a"']
+    "text",
+    [
+        *('{"grammars": []}', ' {"lark_grammar": ""}', '%llguidance {"no_forcing": true}\nstart: "a"'),
+        *('start: %json {"multipleOf": 99991}', "start: % json {}", 'start: a\na: %lark { start: "a" }'),
+    ],
 )
 def test_options_of_llguidance_cannot_be_set(text):
     with pytest.raises(InvalidInput, match="Lark or GBNF"):

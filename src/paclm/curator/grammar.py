@@ -157,8 +157,8 @@ def user_grammar(text: str) -> Grammar:
     from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 
     _check_text(text, _MOST_IN_USER_GRAMMAR)
-    if text.lstrip().startswith("{") or "%llguidance" in text:  # a format of its own; options that undo ours
-        raise InvalidInput("The grammar must be Lark or GBNF, without %llguidance.")
+    if text.lstrip().startswith("{") or re.search(r"%\s*(llguidance|json|lark)", text):  # they undo limits and options
+        raise InvalidInput("The grammar must be Lark or GBNF, without %llguidance, %json and %lark.")
     if "::=" not in text:
         return Grammar(UNFORCED + text)
     try:
