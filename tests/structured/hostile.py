@@ -1,4 +1,4 @@
-"""Grammars that try to cost time or memory: each is small to send, or merely large, and dear to build or to follow.
+"""Grammars that try to cost time or memory: each is small to send, or large, and expensive to build or to follow.
 
 Every entry is a kind (`json_schema`, `regex` or `grammar`, as a request names them) and the text that a caller sends.
 A server must refuse each of them, or serve it within the limits of `paclm.curator.grammar`; either is right.

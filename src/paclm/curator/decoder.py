@@ -15,7 +15,7 @@ import numpy as np
 
 from paclm.config import MechanismConfig
 from paclm.curator.call_guard import CallGuard
-from paclm.curator.grammar import Grammar, Grammars, MaskArray, json_schema_grammar
+from paclm.curator.grammar import Grammar, Grammars, json_schema_grammar
 from paclm.curator.redacted import Redacted, redact_traceback
 from paclm.curator.streams import (
     Limits,
@@ -36,6 +36,7 @@ from paclm.privacy.randomness import next_gumbel
 from paclm.worlds.settings import Voting
 
 if TYPE_CHECKING:  # torch is loaded with the models, not on import
+    from paclm.engine.decode_step import MaskArray
     from paclm.engine.engine import Ballot
 
 _WAIT_SECONDS = 0.01
@@ -275,9 +276,10 @@ class Decoder(ABC, Generic[Answer]):
         """Wait for the step in flight: its streams, some of which may have ended, and the ballot on them."""
         in_flight, self._in_flight = self._in_flight, []
         ballot = self._engine.collect()
-        rows = [row for row, stream in enumerate(in_flight) if stream.finish_reason is None]
-        if self._masks is not None and not are_allowed(self._masks[rows], ballot.votes[rows], ballot.public[rows]):
-            raise UnsoundState("The engine returned a vote that the grammar forbids. Nothing was released.")
+        if self._masks is not None:
+            rows = [row for row, stream in enumerate(in_flight) if stream.finish_reason is None]
+            if not are_allowed(self._masks[rows], ballot.votes[rows], ballot.public[rows]):
+                raise UnsoundState("The engine returned a vote that the grammar forbids. Nothing was released.")
         return in_flight, ballot
 
     def _drop_flight(self) -> None:

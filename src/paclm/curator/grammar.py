@@ -30,9 +30,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
     from paclm.curator.streams import Tokenizer
-
-MaskArray = np.ndarray[tuple[int, ...], np.dtype[np.uint32]]
-"""(n, ⌈V / 32⌉): bit t % 32 of word t // 32 is set if token t is allowed."""
+    from paclm.engine.decode_step import MaskArray
 
 MOST_CHARACTERS = 65_536
 """Of a grammar's text. Megabytes take 0.3 to 0.9 s before llguidance looks at any limit."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:  # torch is loaded with the models, not on import
-    from paclm.curator.grammar import MaskArray
+    from paclm.engine.decode_step import MaskArray
     from paclm.engine.determinism import FloatArray, IntArray
     from paclm.engine.engine import Ballot
 
@@ -63,7 +63,7 @@ class VoteSource(Protocol):
     ) -> None:
         """Begin a step of these n sequences with (n, k) coins; on a GPU it runs while the caller does other work.
 
-        allowed: a bit for each token that may be voted for (`grammar.MaskArray`); None allows all.
+        allowed: a bit for each token that may be voted for (`decode_step.MaskArray`); None allows all.
         """
 
     def collect(self) -> Ballot:

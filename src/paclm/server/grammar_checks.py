@@ -136,8 +136,7 @@ class GrammarChecks:
             stdin=PIPE,
             stdout=PIPE,
             stderr=DEVNULL,  # a panic of llguidance may quote the grammar
-            env={name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
-            | {"OPENBLAS_NUM_THREADS": "1"},
+            env=_environment(),
             start_new_session=True,
         )
         setup = {"tokenizer": backend.to_str(), "vocabulary": self._vocabulary, "end": int(end)}

@@ -38,7 +38,8 @@ from paclm.worlds.layout import adapters_file
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from paclm.curator.grammar import Grammars, MaskArray
+    from paclm.curator.grammar import Grammars
+    from paclm.engine.decode_step import MaskArray
     from paclm.engine.engine import Engine
 
 PER_TOKEN = 2.0**-16
