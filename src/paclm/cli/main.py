@@ -18,6 +18,7 @@ import typer
 from paclm import __version__
 from paclm.cli.console import STOP_MESSAGE
 from paclm.cli.demo import demo
+from paclm.cli.distill import distill
 from paclm.cli.export import export
 from paclm.cli.generate import generate
 from paclm.cli.import_worlds import import_worlds
@@ -76,7 +77,7 @@ def _root(
 
 # In the order of work, which is also the order of --help.
 _COMMANDS: tuple[Callable[..., None], ...] = (
-    *(demo, init, train, import_worlds, plan, generate, serve, worker, votes, replay, export),
+    *(demo, init, train, import_worlds, plan, generate, serve, distill, worker, votes, replay, export),
 )
 _LEDGER_COMMANDS: tuple[Callable[..., None], ...] = (explain, move, backup, adopt, replace_witness, rotate_key)
 for command in _COMMANDS:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import numpy as np
 
-from paclm.config import MechanismConfig
+from paclm.config import MechanismConfig, ReleaseName
 from paclm.curator.custody import Custody, named_witness, open_custody
 from paclm.curator.decoder import Decoder
 from paclm.curator.preflight import cautions, deployment_cautions, load_models, training_cautions
@@ -69,6 +69,7 @@ class Curator(Decoder[Generation]):
         mix_promises: bool = False,
         take_over: bool = False,
         workers: WorkerGroup | None = None,
+        release: ReleaseName | None = None,
     ) -> Curator:
         """Take the lock, restore account and belief, load the models and check that they are deterministic.
 
@@ -79,12 +80,13 @@ class Curator(Decoder[Generation]):
         `mix_promises`: serve also where the promise `corpus` was served; nothing is then promised about the corpus.
         `take_over`: take a ledger in a database from a holder that is alive.
         `workers`: other processes that share the worlds (`paclm.engine.launch.start_workers`); the caller closes them.
+        `release`: a release rule to use instead of the one in [mechanism], until it is closed.
         """
         path = workspace.path if isinstance(workspace, Workspace) else workspace
         opened = Workspace.open(path)
         if not mix_promises:
             refuse_half(opened)  # also here: a refused workspace gets no key, secret or ledger
-        custody = open_custody(opened, named_witness(witness), take_over=take_over)
+        custody = open_custody(opened, named_witness(witness), take_over=take_over, release=release)
         try:
             ledger = custody.ledger
             mixed = claim_half(opened, mix_promises=mix_promises, epoch=ledger.store.epoch)
@@ -163,9 +165,14 @@ class Curator(Decoder[Generation]):
         return self._custody.ledger.account
 
     @property
+    def committed_nats(self) -> float:
+        """The largest total that was ever in force: what all bounds are at."""
+        return nats_up(self._custody.ledger.state.committed_units)
+
+    @property
     def cautions(self) -> list[str]:
         """Warnings for the owner about the committed total and the settings."""
-        return [*cautions(nats_up(self._custody.ledger.state.committed_units)), *self._more_cautions]
+        return [*cautions(self.committed_nats), *self._more_cautions]
 
     @property
     def has_witness(self) -> bool:

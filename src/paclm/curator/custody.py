@@ -18,10 +18,10 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from paclm.config import MechanismConfig, format_budget, in_toml
+from paclm.config import MechanismConfig, ReleaseName, format_budget, in_toml
 from paclm.curator.master_key import MasterKeys, keys_at_hand, load_keys, settle_own_key
 from paclm.curator.preflight import (
     budgets_of,
@@ -87,9 +87,16 @@ def named_witness(witness: Address | None) -> Address | None:
     return witness or os.environ.get(WITNESS_VARIABLE) or None
 
 
-def open_custody(workspace: Workspace, witness: Address | None = None, *, take_over: bool = False) -> Custody:
-    """Take the right to write and restore ledger, secret and belief; create them on first use."""
+def open_custody(
+    workspace: Workspace, witness: Address | None = None, *, take_over: bool = False, release: ReleaseName | None = None
+) -> Custody:
+    """Take the right to write and restore ledger, secret and belief; create them on first use.
+
+    `release`: instead of the one in [mechanism].
+    """
     config = budgets_of(workspace)
+    if release is not None:
+        config = replace(config, release=release)
     digest = worlds_digest(workspace)
     for own in sorted(workspace.curator_path.iterdir()):
         if own.is_symlink() or own.is_file():

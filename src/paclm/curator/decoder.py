@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
 from contextlib import contextmanager, suppress
+from statistics import median
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack
 
 import numpy as np
@@ -381,6 +383,23 @@ class Decoder(ABC, Generic[Answer]):
             with suppress(PaclmError):  # requests with a grammar are refused then, and told why
                 self._grammars.warm_up()
             self._engine.warm_up(progress)
+
+    def time_step(self, prompt: Sequence[int], times: int = 3) -> tuple[float, int]:
+        """Seconds of a step of as many sequences as there is room for, and their number. No vote leaves the engine."""
+        with self._guard.exclusive(), self._stops_on_failure():
+            engine, most = self._engine, 2
+            handles: list[int] = []
+            while engine.num_free > 0 and (not handles or engine.has_room(len(prompt) + most)):
+                handles.append(engine.add(prompt, most))
+            coins, temperature = np.zeros((len(handles), engine.support_size)), [0.0] * len(handles)
+            seconds = []
+            for _ in range(times + 1):  # the first one reads the prompts
+                began = time.perf_counter()
+                engine.step(handles, coins, temperature)
+                seconds.append(time.perf_counter() - began)
+            for handle in handles:
+                engine.remove(handle)
+            return median(seconds[1:]), len(handles)
 
     def check_engine(self) -> None:
         """Wait until workers that are lost are back; for a caller that has nothing to step."""

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from paclm.engine.adapters import AdapterSpec, AdapterStack
 from paclm.errors import EngineError
-from paclm.worlds.storage import make_private_folder, write_private, write_private_json
+from paclm.worlds.storage import make_private_folder, write_private
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -54,8 +54,7 @@ def export_peft(stack: AdapterStack, folder: Path, base_name: str, conv1d: bool)
     try:
         for world, place in enumerate(places):
             make_private_folder(place)
-            write_private_json(place / CONFIG, _peft_config(stack, base_name, conv1d))
-            write_private(place / WEIGHTS, save(_peft_tensors(stack, world), metadata={"format": "pt"}))
+            write_peft(stack, world, place, base_name, conv1d)
     except BaseException:  # an incomplete export could be taken for a complete one
         for place in places:
             shutil.rmtree(place, ignore_errors=True)
@@ -64,6 +63,13 @@ def export_peft(stack: AdapterStack, folder: Path, base_name: str, conv1d: bool)
                 folder.rmdir()
         raise
     return places
+
+
+def write_peft(stack: AdapterStack, world: int, place: Path, base_name: str, conv1d: bool, mode: int = 0o600) -> None:
+    """Write one world's adapter into an existing folder, with files of this mode."""
+    config = json.dumps(_peft_config(stack, base_name, conv1d), indent=2, ensure_ascii=False) + "\n"
+    write_private(place / CONFIG, config.encode(), mode)
+    write_private(place / WEIGHTS, save(_peft_tensors(stack, world), metadata={"format": "pt"}), mode)
 
 
 def world_folders(folder: Path, num_worlds: int) -> list[Path]:
