@@ -7,8 +7,9 @@
 The worlds' votes were coupled by public coins: Gumbel variables on the public model's top k. From the coins of a token
 follows what the student would have voted in the worlds' place. Over the coins the mean of e_s is the student's own
 distribution inside the support, so the slope has the mean of cross-entropy's, p_s − e_r; but it is zero wherever the
-two agree, and what the public model knows already adds no noise. Greedy text has no coins: there it is the perceptron's
-rule.
+two agree, and what the public model knows already adds no noise. With softness κ > 0 the vote becomes a distribution,
+softmax(keys / κ), where a world's keys are taken for the student's plus Gumbel noise of scale κ: less noise still, and
+a small bias towards sharper students. Greedy text has no coins: there κ = 0 is the perceptron's rule.
 """
 
 from __future__ import annotations
@@ -56,13 +57,18 @@ class Passage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """How a student is trained. The defaults are the best that was found on public text."""
+    """How a student is trained. The defaults are the best that was found on public corpora (docs/research/log.md)."""
 
     kind: RecipeName = "coupled"
+    softness: float = 0.3  # κ of `coupled`; 0: the student's vote itself
     anchor: float = 0.0  # weight of p_s − p_0, which keeps the student near the public model
-    learning_rate: float = 2e-4  # falls linearly to 0
+    learning_rate: float | None = None  # falls linearly to 0; None: as in [training]
     epochs: int = 2
-    batch_tokens: int = 2048  # about so many released tokens per step
+    batch_tokens: int | None = None  # released tokens per step, about; None: for 1,000 steps, if that is 512 to 4,096
+
+    def batch_size(self, num_tokens: int) -> int:
+        """Released tokens per step, about, of a text of so many."""
+        return self.batch_tokens or min(4096, max(512, self.epochs * num_tokens // 1000))
 
 
 CoinsOf = Callable[[Sequence[tuple[int, int]], int], FloatArray]
@@ -89,7 +95,8 @@ def train_student(
     head, forward = output_layer(model), make_forward(model)
     rows = flatten(start)
     leaves = trainable(unflatten(rows, start), 1)
-    optimizer = StackedAdamW(rows, recipe.learning_rate, settings.weight_decay)
+    learning_rate = recipe.learning_rate or settings.learning_rate
+    optimizer = StackedAdamW(rows, learning_rate, settings.weight_decay)
     slope = _Slope(forward, head, recipe, coins_of, support_size)
     batches = [batch for epoch in range(recipe.epochs) for batch in _batches(passages, recipe, seed, epoch)]
     if not batches:
@@ -102,7 +109,7 @@ def train_student(
             with torch.no_grad():
                 slopes = slope(batch, hidden)
             gradients = torch.autograd.grad(hidden, parameters, slopes)
-            optimizer.learning_rate = recipe.learning_rate * (1 - number / len(batches))
+            optimizer.learning_rate = learning_rate * (1 - number / len(batches))
             optimizer.step(torch.cat([gradient.flatten(1) for gradient in gradients], 1))
             if on_step is not None:
                 on_step(len(batch.targets))
@@ -127,12 +134,13 @@ class _Layout(NamedTuple):
 def _batches(passages: Sequence[Passage], recipe: Recipe, seed: int, epoch: int) -> Iterator[list[int]]:
     """All passages once, in an order of this epoch's own, cut where a batch has enough tokens."""
     order = np.random.default_rng([seed, epoch]).permutation(len(passages))
+    enough = recipe.batch_size(sum(len(passage.tokens) for passage in passages))
     batch: list[int] = []
     tokens = 0
     for i in order.tolist():
         batch.append(i)
         tokens += len(passages[i].tokens)
-        if tokens >= recipe.batch_tokens:
+        if tokens >= enough:
             yield batch
             batch, tokens = [], 0
     if batch:
@@ -192,25 +200,25 @@ class _Slope:
         if recipe.kind == "text":
             slope = own.softmax(-1)
         else:
-            support, votes = self._votes(own, known, batch, part)
+            support, keys = self._keys(own, known, batch, part)
             slope = torch.zeros_like(own)
-            if recipe.kind == "coupled":
-                slope.scatter_(1, support.gather(1, votes), ones)
-            else:
+            if recipe.kind == "difference":
                 slope += own.softmax(-1) - known.softmax(-1)
-                slope.scatter_add_(1, support.gather(1, votes), ones)
+            if recipe.kind == "coupled" and recipe.softness:
+                slope.scatter_(1, support, (keys / recipe.softness).softmax(-1))
+            else:
+                slope.scatter_add_(1, support.gather(1, keys.argmax(-1, keepdim=True)), ones)
         slope.scatter_add_(1, released, -ones)
         if recipe.anchor:
             slope += recipe.anchor * (own.softmax(-1) - known.softmax(-1))
         return slope
 
-    def _votes(self, own: Tensor, known: Tensor, batch: _Layout, part: slice) -> tuple[Tensor, Tensor]:
-        """The public model's top k (c, k), and where in it the student votes (c, 1); `difference`: the public model."""
+    def _keys(self, own: Tensor, known: Tensor, batch: _Layout, part: slice) -> tuple[Tensor, Tensor]:
+        """The public model's top k, and the keys there: logits of who votes, with the coins added; both (c, k)."""
         support = known.topk(min(self._support_size, known.shape[1]), -1).indices
         coins = torch.from_numpy(self._coins_of(batch.draws[part], support.shape[1])).to(own)
         voters = own if self._recipe.kind == "coupled" else known
-        keys = voters.gather(1, support) + batch.temperature[part].unsqueeze(1) * coins
-        return support, keys.argmax(-1, keepdim=True)
+        return support, voters.gather(1, support) + batch.temperature[part].unsqueeze(1) * coins
 
 
 class HeldOut(NamedTuple):
