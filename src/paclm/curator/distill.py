@@ -27,6 +27,7 @@ from paclm.curator.master_key import load_keys
 from paclm.curator.streams import Stream
 from paclm.curator.transcript import ReleasedText, SealedTranscript
 from paclm.errors import BudgetExceeded, CuratorError, InvalidInput, PromiseConflict
+from paclm.ledger.address import exists
 from paclm.ledger.events import Usage
 from paclm.privacy.accounting import nats_up
 from paclm.privacy.randomness import Coins, next_gumbel
@@ -141,9 +142,9 @@ def text_settings(
 @contextmanager
 def open_distiller(workspace: Workspace, decoder: Curator | DpDecoder, settings: TextSettings) -> Iterator[Distiller]:
     """A distiller over the transcript of these settings, which is made if there is none."""
-    folder, is_half = workspace.curator_path, isinstance(decoder, Curator)
-    keys = load_keys(folder, may_create=not is_half)
-    sealings = sealings_of(workspace.ledger_address, folder)
+    folder, address = workspace.curator_path, workspace.ledger_address
+    keys = load_keys(folder, may_create=True)  # under the promise corpus there may be none yet
+    sealings = sealings_of(address, folder) if exists(address) else {}
     retired = sealings[keys.id].retired_keys(keys) if keys.id in sealings else []
     source = decoder.ledger_id if isinstance(decoder, Curator) else workspace.manifest.adapters[DP_FILE]["sha256"]
     with (
@@ -200,13 +201,12 @@ class Distiller:
             return
         account = self._curator.account
         free = max(0, account.remaining_units)
-        fit = self._transcript.num_tokens + (free // self._price if self._price else 0)
+        fit = self._transcript.num_tokens + free // self._price
         fewer = f"Ask for at most {fit:,} tokens, extend" if fit else "Extend"
         raise BudgetExceeded(
             f"{left:,} more tokens may cost {format_budget(nats_up(left * self._price))} nats, but of "
             f"{format_budget(account.total_nats)} only {format_budget(nats_up(free))} are left. Nothing was released. "
-            f"{fewer} the total with `paclm ledger extend`"
-            + (", or take --release plurality, which costs nothing." if self._price else ".")
+            f"{fewer} the total with `paclm ledger extend`, or take --release plurality, which costs nothing."
         )
 
     def generate(self, num_tokens: int, on_tokens: Callable[[int], None] = lambda _: None) -> None:
