@@ -170,6 +170,11 @@ class Curator(Decoder[Generation]):
         return nats_up(self._custody.ledger.state.committed_units)
 
     @property
+    def ledger_id(self) -> str:
+        """Of the ledger that charges are in: also after it was moved or its key rotated."""
+        return self._custody.ledger.ledger_id
+
+    @property
     def cautions(self) -> list[str]:
         """Warnings for the owner about the committed total and the settings."""
         return [*cautions(self.committed_nats), *self._more_cautions]

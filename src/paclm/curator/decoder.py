@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
 from contextlib import contextmanager, suppress
+from itertools import cycle, islice
 from statistics import median
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack
 
@@ -384,22 +385,31 @@ class Decoder(ABC, Generic[Answer]):
                 self._grammars.warm_up()
             self._engine.warm_up(progress)
 
-    def time_step(self, prompt: Sequence[int], times: int = 3) -> tuple[float, int]:
-        """Seconds of a step of as many sequences as there is room for, and their number. No vote leaves the engine."""
+    def time_step(self, prompt: Sequence[int], max_new_tokens: int, most: int) -> tuple[float, int]:
+        """Seconds of a step of streams half-way through such an answer, and their number, `most` or fewer.
+
+        Of votes on a repeated prompt, which are dropped. Call it while no stream runs.
+        """
         with self._guard.exclusive(), self._stops_on_failure():
-            engine, most = self._engine, 2
-            handles: list[int] = []
-            while engine.num_free > 0 and (not handles or engine.has_room(len(prompt) + most)):
-                handles.append(engine.add(prompt, most))
-            coins, temperature = np.zeros((len(handles), engine.support_size)), [0.0] * len(handles)
-            seconds = []
-            for _ in range(times + 1):  # the first one reads the prompts
+            engine, half = self._engine, max_new_tokens // 2
+            text, rest = [*prompt, *islice(cycle(prompt), half)], max_new_tokens - half
+            reserved = [engine.add(text, rest)]
+            while len(reserved) < most and engine.has_room(len(text) + rest):
+                reserved.append(engine.add(text, rest))
+            for handle in reserved:  # unread: only their number is needed
+                engine.remove(handle)
+            handles = [engine.add(text, rest, "timing") for _ in reserved]  # of one owner: the text is read once
+            while not all(map(engine.is_ready, handles)):
+                engine.prefill()
+            coins, seconds = np.zeros((len(handles), engine.support_size)), []
+            for _ in range(4):
                 began = time.perf_counter()
-                engine.step(handles, coins, temperature)
+                engine.launch(handles, coins, [0.0] * len(handles), None)
+                engine.collect()
                 seconds.append(time.perf_counter() - began)
             for handle in handles:
                 engine.remove(handle)
-            return median(seconds[1:]), len(handles)
+            return median(seconds[1:]), len(handles)  # the first step may compile
 
     def check_engine(self) -> None:
         """Wait until workers that are lost are back; for a caller that has nothing to step."""

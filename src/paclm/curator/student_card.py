@@ -1,8 +1,7 @@
 """Write a student's folder: the adapter in PEFT's format, `student.json`, and a model card in Markdown.
 
-All of it may be published. Nothing here follows from the members' records except through released tokens, with one
-exception that the card names: the figures on held-out records. How many tokens were disputed is left out, too: it is
-charged for nowhere.
+All of it may be published. It follows from released tokens and public values, with one exception that the card names:
+the figures on held-out records. What dissent alone was charged is left out, because it counts dissent.
 """
 
 from __future__ import annotations
@@ -19,11 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from paclm import __version__
 from paclm.config import TrainingConfig, format_budget
-from paclm.curator.distill import TextSettings
+from paclm.curator.distill import DistilledText
 from paclm.errors import InvalidInput
 from paclm.privacy.bounds import format_bound
 from paclm.privacy.dp import format_up
+from paclm.privacy.releases import rule_named
 from paclm.worlds.fingerprints import Base
+from paclm.worlds.manifest import Manifest
 from paclm.worlds.storage import hash_file, write_private
 from paclm.worlds.student_folder import ADAPTER_FILES, FORMAT, STUDENT_FILE
 
@@ -45,31 +46,31 @@ tags: [lora, paclm]
 
 A LoRA adapter of rank {rank} for {base}, made by `paclm distill` {version}. It was trained on {tokens:,} tokens of text
 that a language model adapted to private records released privately, and on nothing else: not on the records, and not on
-anything that was computed from them and not released.
+anything computed from them that was not released.
 
 ## What is promised
 
 {promise}
 
-Whatever is done with this adapter is post-processing of released tokens: copying, training on, publishing and querying
+Whatever is done with this adapter is post-processing of released tokens: copying, publishing, querying and training on
 it change nothing about this.
 
 ## What is not promised
 
-{not_promised}
+{limits}
 
 ## How it was made
 
 | | |
 |---|---|
 | release | `{release}` |
-| tokens | {tokens:,}, at τ = {temperature:g}, from {prompts} |
-{charged}| recipe | {recipe} |
+| tokens | {tokens:,}, at τ = {temperature:g}, beginning at {beginnings} |
+| charge | {charge} |
+| recipe | `{kind}`, {epochs} epochs, learning rate {learning_rate:g} |
 | base model | {base}, fingerprint `{fingerprint}` |
 | `{weights}` | SHA-256 `{hash}` |
 
-{heldout}
-## How to use it
+{heldout}## How to use it
 
     paclm serve FOLDER
 
@@ -77,20 +78,28 @@ or with PEFT: `PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(BA
 """
 
 _HALF = """\
-At the committed total of {committed} nats, no attack on whether {unit} in the secretly drawn half succeeds more than
-{mia} of the time (a guess: 1/2), and none names the realized world more than {world_id} of the time (a guess:
-1/{worlds}). The total is shared with everything else that was, or will be, served from the same secret: the bound
-covers all of it together."""
+The private records were assigned to {worlds} worlds, each to half of them, and one world was drawn in secret. At the
+committed total of {committed} nats, no attack on whether {unit} in the secretly drawn half succeeds more than {mia} of
+the time (a guess: 1/2), and none names the realized world more than {world_id} of the time (a guess: 1/{worlds}). The
+total is shared with everything else that was, or will be, served from the same secret: the bound covers all of it
+together, for an adversary who knows all records, all worlds, and nothing about the realized one."""
 _NOT_HALF = """\
-- Nothing about whether a record is among the private records at all: half of them were drawn in secret, and the bound
-  is about which half.
-- Nothing about content: facts, names and sentences of the records may occur in what this adapter writes."""
+- Whether a record is in the corpus at all: nothing is promised about that. Everything computed from all worlds alike is
+  free under this promise{free}.
+- Content: facts, names and sentences of the records may occur in what this adapter writes. A bound on inference is no
+  bound on emission.
+- Anything against someone who knows of a few records whether they are in the drawn half: that singles out a few
+  worlds, and the bound is void.
+- What the public model knew before."""
 _CORPUS = """\
 (ε, δ)-differential privacy with ε = {epsilon} and δ = {delta} for the presence of one unit: {unit_name}. No attack on
-whether {unit} in the corpus succeeds more than {mia} of the time (a guess: 1/2)."""
+whether {unit} in the corpus succeeds more than {mia} of the time (a guess: 1/2). The figures are those of all DP
+trainings over these records that were known when this student was made; a later one adds to them."""
 _NOT_CORPUS = """\
-- Nothing about facts that many units share: those are what it was trained for.
-- Nothing about content that stands in several units."""
+- What many units have in common: the model is there to learn it.
+- Content that stands in several units.
+- Anything once tokens were served under the promise `half` from the same records.
+- What the public model knew before."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,21 +107,12 @@ class StudentFacts:
     """What is published about a student beside its adapter."""
 
     base: Base
-    text: TextSettings
+    text: DistilledText
+    beginnings: str
+    """Where the texts began, in words."""
     training: TrainingConfig
     recipe: Recipe
-    prompts: str
-    """Where the streams began, in words."""
-    tokens: int
-    most_nats: float
-    """What the tokens cost if every one was charged."""
-    figures: Mapping[str, Any]
-    """The bounds: of the ledger, or of the DP adapter."""
-    committed_nats: float | None
-    num_worlds: int
-    unit: str
-    """As in sentences: `a record was`."""
-    unit_name: str
+    manifest: Manifest
     heldout: HeldOut | None
     num_heldout: int
 
@@ -133,12 +133,12 @@ def write_student(folder: Path, student: AdapterStack, facts: StudentFacts) -> N
     from paclm.engine.peft_io import write_peft
 
     part = folder.absolute().with_name(f".{folder.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
+    shutil.rmtree(part, ignore_errors=True)  # of a run that was killed
     part.mkdir()
     try:
         write_peft(student, 0, part, _public_name(facts.base), has_conv1d(facts.base), mode=0o644)
         hashes = {name: hash_file(part / name) for name in ADAPTER_FILES}
-        about = json.dumps(_about(facts, hashes), indent=2, ensure_ascii=False) + "\n"
+        about = json.dumps(describe_student(facts, hashes), indent=2, ensure_ascii=False) + "\n"
         write_private(part / STUDENT_FILE, about.encode(), 0o644)
         write_private(part / CARD_FILE, render_student_card(facts, hashes).encode(), 0o644)
         if folder.exists():
@@ -149,73 +149,83 @@ def write_student(folder: Path, student: AdapterStack, facts: StudentFacts) -> N
         raise
 
 
-def _about(facts: StudentFacts, hashes: Mapping[str, str]) -> dict[str, Any]:
-    figures, text = facts.figures, facts.text
-    heldout = None if facts.heldout is None else {k: _rounded(v) for k, v in facts.heldout._asdict().items()}
+def describe_student(facts: StudentFacts, hashes: Mapping[str, str]) -> dict[str, Any]:
+    """The content of student.json."""
+    text, settings, figures = facts.text, facts.text.settings, facts.text.figures
     return {
         "format": FORMAT,
         "version": __version__,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "base": {"name": _public_name(facts.base), "fingerprint": facts.base.fingerprint},
-        "promise": text.promise,
-        "release": text.release,
-        "tokens": facts.tokens,
-        "nats": facts.most_nats,
-        "committed_nats": facts.committed_nats,
-        "mia_bound": figures["mia_bound"],
-        "world_id_bound": figures.get("world_id_bound"),
-        "epsilon": figures.get("epsilon"),
-        "delta": figures.get("delta"),
-        "unit": facts.unit,
-        "unit_name": facts.unit_name,
-        "worlds": facts.num_worlds if text.promise == "half" else None,
+        "promise": settings.promise,
+        "release": settings.release,
+        "tokens": text.num_tokens,
+        "nats": text.most_nats,
+        "committed_nats": text.committed_nats,
+        **{name: figures.get(name) for name in ("mia_bound", "world_id_bound", "epsilon", "delta")},
+        "unit": facts.manifest.unit,
+        "unit_name": facts.manifest.unit_name,
+        "worlds": facts.manifest.arguments["worlds"] if settings.promise == "half" else None,
         "voting": {
-            "decoder": "gumbel" if text.temperature else "greedy",
-            "temperature": text.temperature or 1.0,
-            "support_size": text.support_size,
+            "decoder": "gumbel" if settings.temperature else "greedy",
+            "temperature": settings.temperature or 1.0,
+            "support_size": settings.support_size,
         },
-        "prompts": facts.prompts,
+        "beginnings": facts.beginnings,
         "recipe": dataclasses.asdict(facts.recipe),
         "rank": facts.training.rank,
-        "heldout": heldout,
-        "heldout_records": facts.num_heldout,
+        "heldout": None
+        if facts.heldout is None
+        else {
+            "records": facts.num_heldout,
+            **{name: _rounded(value) for name, value in facts.heldout._asdict().items()},
+        },
         "files": dict(hashes),
     }
 
 
 def render_student_card(facts: StudentFacts, hashes: Mapping[str, str]) -> str:
     """The text of README.md."""
-    figures, text, recipe = facts.figures, facts.text, facts.recipe
-    is_half = text.promise == "half"
-    charged = f"| charge | at most {format_budget(facts.most_nats)} nats |\n"
-    bounds = {"mia": format_bound(figures["mia_bound"]), "unit": facts.unit}
-    if is_half:
-        promise = _HALF.format(
-            **bounds,
-            committed=format_budget(facts.committed_nats or 0.0),
-            world_id=format_bound(figures["world_id_bound"]),
-            worlds=facts.num_worlds,
-        )
-    else:
-        epsilon, delta = format_up(figures["epsilon"]), format_up(figures["delta"])
-        promise = _CORPUS.format(**bounds, epsilon=epsilon, delta=delta, unit_name=facts.unit_name)
+    text, settings, recipe = facts.text, facts.text.settings, facts.recipe
+    is_half = settings.promise == "half"
     return _CARD.format(
         base=_public_name(facts.base),
         rank=facts.training.rank,
         version=__version__,
-        tokens=facts.tokens,
-        promise=promise,
-        not_promised=_NOT_HALF if is_half else _NOT_CORPUS,
-        release=text.release,
-        temperature=text.temperature,
-        prompts=facts.prompts,
-        charged=charged if is_half else "",
-        recipe=f"`{recipe.kind}`, {recipe.epochs} epochs, learning rate {recipe.learning_rate:g}",
+        tokens=text.num_tokens,
+        promise=_promise(facts),
+        limits=_limits_of_half(settings.release) if is_half else _NOT_CORPUS,
+        release=settings.release,
+        temperature=settings.temperature,
+        beginnings=facts.beginnings,
+        charge=f"at most {format_budget(text.most_nats)} nats" if is_half else "nothing is charged under `corpus`",
+        kind=recipe.kind,
+        epochs=recipe.epochs,
+        learning_rate=recipe.learning_rate,
         fingerprint=facts.base.fingerprint,
         weights=ADAPTER_FILES[1],
         hash=hashes[ADAPTER_FILES[1]],
         heldout=_heldout(facts),
     )
+
+
+def _promise(facts: StudentFacts) -> str:
+    figures, manifest = facts.text.figures, facts.manifest
+    bounds = {"unit": manifest.unit, "mia": format_bound(figures["mia_bound"])}
+    if facts.text.committed_nats is None:
+        epsilon, delta = format_up(figures["epsilon"]), format_up(figures["delta"])
+        return _CORPUS.format(**bounds, epsilon=epsilon, delta=delta, unit_name=manifest.unit_name)
+    return _HALF.format(
+        **bounds,
+        committed=format_budget(facts.text.committed_nats),
+        world_id=format_bound(figures["world_id_bound"]),
+        worlds=manifest.arguments["worlds"],
+    )
+
+
+def _limits_of_half(release: str) -> str:
+    is_free = not rule_named(release).reads_secret
+    return _NOT_HALF.format(free=f", this student included: `{release}` does not read the secret" if is_free else "")
 
 
 def _heldout(facts: StudentFacts) -> str:
@@ -230,7 +240,7 @@ def _heldout(facts: StudentFacts) -> str:
     return (
         f"On {facts.num_heldout:,} held-out records ({one.tokens:,} tokens), which neither a world nor the student was "
         f"trained on:\n\n| | public model | student |\n|---|---|---|\n{table}\n\nThese figures are about the held-out "
-        "records as a whole. They are not covered by the bound, and are rounded.\n"
+        "records as a whole. They are rounded, and no promise covers them.\n\n"
     )
 
 
@@ -241,4 +251,5 @@ def _rounded(value: float) -> float:
 def _public_name(base: Base) -> str:
     """Without the path of a folder on this machine."""
     path = Path(base.name)
-    return path.name if path.is_absolute() or len(path.parts) > 2 or path.exists() else base.name
+    is_here = base.folder.parts[-len(path.parts) :] == path.parts or ".." in path.parts or base.name.startswith("~")
+    return path.name if path.is_absolute() or is_here or path.suffix == ".gguf" else base.name
