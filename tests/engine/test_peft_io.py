@@ -67,11 +67,11 @@ def test_a_full_disk_leaves_no_part_of_an_export(tmp_path, build_model, make_sta
         (tmp_path / "out").mkdir()
     written = []
 
-    def fill_up(path, content):
+    def fill_up(path, content, mode):
         written.append(path)
         if len(written) == 2:
             raise OSError(28, "No space left on device")
-        write_private(path, content)
+        write_private(path, content, mode)
 
     monkeypatch.setattr("paclm.engine.peft_io.write_private", fill_up)
     with pytest.raises(OSError, match="No space left"):

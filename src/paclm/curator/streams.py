@@ -182,6 +182,8 @@ class StudentFigures(TypedDict):
     """Under `half`: no attack names the realized world more often."""
     total_nats: float | None
     """Under `half`: committed for everything that was, or will be, served from the same secret."""
+    worlds: int | None
+    """Under `half`: a guess names the realized one of so many."""
     epsilon: float | None
     delta: float | None
     unit: str

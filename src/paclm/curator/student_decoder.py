@@ -33,6 +33,7 @@ class StudentDecoder(PlainDecoder):
             mia_bound=student.mia_bound,
             world_id_bound=student.world_id_bound,
             total_nats=student.committed_nats,
+            worlds=student.worlds,
             epsilon=student.epsilon,
             delta=student.delta,
             unit=student.unit_name,

@@ -25,16 +25,18 @@ class PlainTerms(ABC):
     """Nothing is committed: nothing is charged."""
 
     def __init__(self, decoder: PlainDecoder) -> None:
+        self._decoder = decoder
         self._figures: Mapping[str, Any] = decoder.promise_figures()
-        self._constants = {
-            "default_temperature": 0.0 if decoder.voting.decoder == "greedy" else decoder.voting.temperature,
-            "voting": decoder.voting._asdict(),
-            "cautions": decoder.cautions,
-        }
 
     def constants(self) -> dict[str, Any]:
         """For `hello`."""
-        return self._constants
+        voting = self._decoder.voting
+        temperature = 0.0 if voting.decoder == "greedy" else voting.temperature
+        return {
+            "default_temperature": temperature,
+            "voting": voting._asdict(),
+            "cautions": self._decoder.cautions,
+        }
 
     @abstractmethod
     def state(self) -> Mapping[str, Any]:
@@ -63,7 +65,6 @@ class CorpusTerms(PlainTerms):
 
     def __init__(self, decoder: DpDecoder) -> None:
         super().__init__(decoder)
-        self._decoder = decoder
         self._looked_at = time.monotonic()
         self._looking = threading.Thread()
 

@@ -305,6 +305,7 @@ class CorpusPlan(Promise):
 class StudentPrivacy(StudentPromise):
     """`/v1/privacy` of a student"""
 
+    worlds: int | None
     object: Literal["privacy"]
     sentence: str
     budget: str

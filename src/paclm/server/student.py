@@ -59,13 +59,13 @@ def guarantee(figures: Figures, unit: str) -> str:
     if figures["promise"] == "corpus":
         return (
             f"No attack on whether {unit} in the corpus succeeds more than {mia} of the time, whatever is asked and "
-            f"however often; guessing succeeds 50% of the time (ε = {format_up(figures['epsilon'])}, δ = "
+            f"however often; a guess: 1/2 (ε = {format_up(figures['epsilon'])}, δ = "
             f"{format_up(figures['delta'])})."
         )
     return (
-        f"No attack on whether {unit} in the half of the corpus that was used succeeds more than {mia} of the time, "
-        f"and none names the realized world more than {format_bound(figures['world_id_bound'])} of the time, whatever "
-        "is asked and however often; guessing succeeds 50% of the time. The bound is at the committed total of "
-        f"{format_budget(figures['total_nats'])} nats, shared with everything else that was, or will be, served from "
-        "the same secret."
+        f"No attack on whether {unit} in the half of the corpus that was used succeeds more than {mia} of the time (a "
+        f"guess: 1/2), and none names the realized world more than {format_bound(figures['world_id_bound'])} of the "
+        f"time (a guess: 1/{figures['worlds']}), whatever is asked and however often. The bound is at the committed "
+        f"total of {format_budget(figures['total_nats'])} nats, shared with everything else that was, or will "
+        "be, served from the same secret."
     )
