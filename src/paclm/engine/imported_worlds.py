@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from paclm.engine.adapters import AdapterStack, decoder_layer, linear_layers, matches_target
 from paclm.engine.base_model import base_of, config_of
 from paclm.engine.peft_io import import_peft, read_config, world_folders
-from paclm.errors import EngineError
+from paclm.errors import EngineError, StudentGiven
 from paclm.worlds.layout import WORLDS_FILE
 from paclm.worlds.student_folder import has_mark, is_student
 from paclm.worlds.workspace import Workspace
@@ -93,7 +93,7 @@ def _find_folders(folder: Path, num_worlds: int) -> list[Path]:
 def _refuse_students(folders: list[Path]) -> None:
     """A student was trained on released text, not on the records of a world."""
     if found := [place for place in folders if is_student(place) or has_mark(place)]:
-        raise EngineError(
+        raise StudentGiven(
             f"{found[0]} is a student made by paclm distill, not a world: it was trained on released text. Name the "
             "folder of the adapters that were trained on records."
         )

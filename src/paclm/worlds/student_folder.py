@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from paclm.config import PromiseName, in_shell
-from paclm.errors import WorkspaceError
+from paclm.errors import StudentGiven, WorkspaceError
 from paclm.worlds.layout import CURATOR_FOLDER
 from paclm.worlds.settings import Voting
 from paclm.worlds.storage import hash_file, make_private_folder
@@ -148,7 +148,7 @@ def read_student(folder: Path) -> StudentFolder:
 def refuse_student(folder: Path) -> None:
     """Refuse a student where a workspace is needed."""
     if is_student(folder):
-        raise WorkspaceError(
+        raise StudentGiven(
             f"{folder} is a student made by paclm distill, not a workspace. Serve it: paclm serve {in_shell(folder)}"
         )
 
@@ -161,13 +161,13 @@ def _parse(folder: Path, values: Mapping[str, Any]) -> StudentFolder:
         **{each.name: values[each.name] for each in fields(StudentFolder) if each.name not in ("path", "voting")},
     )
     is_half = student.promise == "half"
-    half = (student.committed_nats, student.world_id_bound, student.worlds)
-    bounds = half if is_half else (student.epsilon, student.delta)
+    bounds = (student.committed_nats, student.world_id_bound) if is_half else (student.epsilon, student.delta)
     checks = {
         "base": all(isinstance(student.base[name], str) for name in ("name", "fingerprint")),
         "promise": student.promise in ("half", "corpus"),
         "mia_bound": _is_number(student.mia_bound) and 0.5 <= student.mia_bound <= 1,
-        "committed_nats, world_id_bound, worlds" if is_half else "epsilon, delta": all(map(_is_number, bounds)),
+        "committed_nats, world_id_bound" if is_half else "epsilon, delta": all(map(_is_number, bounds)),
+        "worlds": not is_half or (isinstance(student.worlds, int) and student.worlds > 1),
         "tokens": isinstance(student.tokens, int) and student.tokens > 0,
         "nats": _is_number(student.nats),
         "release": isinstance(student.release, str),
