@@ -55,9 +55,8 @@ def test_answers_are_the_same_whole_and_streamed_and_carry_the_claims(student):
     assert whole.privacy == events[-1].privacy == said.privacy == claims
     assert "marks" not in json.dumps([event.model_dump() for event in events])
     found = whole.choices[0].logprobs
-    assert all(
-        top[token] == own <= 0 for token, own, top in zip(found.tokens, found.token_logprobs, found.top_logprobs)
-    )
+    rows = zip(found.tokens, found.token_logprobs, found.top_logprobs, strict=True)
+    assert all(top[token] == own <= 0 for token, own, top in rows)
     assert all(len(one.top_logprobs) == 2 for one in said.choices[0].logprobs.content)
 
 

@@ -33,7 +33,6 @@ ServedArgument = Annotated[
 ServableArgument = Annotated[
     Path,
     typer.Argument(
-        metavar="WORKSPACE",
         help="Folder made by paclm init, with trained worlds or, for the promise corpus, a DP adapter; or a student, "
         "made by paclm distill.",
     ),
