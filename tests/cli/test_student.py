@@ -150,7 +150,7 @@ def test_another_base_a_changed_adapter_and_edited_bounds_are_refused(student, s
 
 
 def test_other_machines_are_let_in_with_keys_only(student, monkeypatch):
-    monkeypatch.setattr("paclm.server.run._front", lambda *_: pytest.fail("went on"))
+    monkeypatch.setattr("paclm.server.run.start_front", lambda *_: pytest.fail("went on"))
     with pytest.raises(ServiceError):
         invoke("serve", student, "--host", "0.0.0.0", "--port", "0")
     figures_of("keys", "add", student, "ward")

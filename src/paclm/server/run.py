@@ -13,11 +13,9 @@ and no master key. Either process ends when the other has; then the ledger holds
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import gc
 import ipaddress
 import logging
-import os
 import signal
 import socket
 import subprocess
@@ -34,10 +32,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from paclm.config import PromiseName, RuntimeConfig, ServerConfig, in_shell
 from paclm.curator.curator import Curator
-from paclm.curator.custody import WITNESS_VARIABLE, check_fit, holding_of, named_witness
+from paclm.curator.custody import check_fit, holding_of, named_witness
 from paclm.curator.dp_decoder import DpDecoder, check_dp_adapter, load_dp_models
-from paclm.curator.master_key import KEY_VARIABLES
-from paclm.curator.plain_decoder import PlainDecoder
 from paclm.curator.preflight import budgets_of, load_engine
 from paclm.curator.redacted import hide_memory
 from paclm.curator.student_decoder import StudentDecoder
@@ -49,13 +45,13 @@ from paclm.ledger.dp_log import DpLog
 from paclm.server import address, telemetry
 from paclm.server.api_keys import KeyStore
 from paclm.server.database import open_database, service_address, service_path
+from paclm.server.front_process import Front, start_front, wait_for_old_front
 from paclm.server.idempotency import Replies
 from paclm.server.messages import BrokenLink, Link, Setup
 from paclm.server.scheduler import Scheduler
 from paclm.server.standby import check_take_over, open_when_free
 from paclm.worlds.fingerprints import Base
 from paclm.worlds.layout import MANIFEST_FILE, dp_log_path
-from paclm.worlds.settings import ADDRESS_VARIABLES
 from paclm.worlds.storage import only_one
 from paclm.worlds.student_folder import StudentFolder, make_state_folder
 from paclm.worlds.workspace import Workspace
@@ -65,10 +61,6 @@ if TYPE_CHECKING:
     from paclm.server.postgres_front import Login
 
 ADMIN = "admin"
-_LOGIN_VARIABLES = ("PGPASSWORD", "PGPASSFILE", "PGSERVICE", "PGSERVICEFILE")
-"""Where libpq finds the owner's password."""
-_END_SECONDS = 20.0
-"""For a front to finish its accounting after the curator has stopped; a client that does not read delays it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +68,7 @@ class Started:
     """What to announce when it listens."""
 
     url: str
-    curator: Curator | PlainDecoder
+    curator: Curator | DpDecoder | StudentDecoder
     setup: Setup
     new_admin_key: str | None
     """Made because there was no key yet; shown this once."""
@@ -116,7 +108,7 @@ def serve(
     with address.bind(settings.host, settings.port) as port:
         _check_keys(service_address(workspace.path), path, setup)
         with (
-            _front(port, workspace.path, base_of(workspace)) as front,
+            start_front(port, workspace.path, base_of(workspace)) as front,
             _ended_by_sigterm(),
             workers or nullcontext() as group,
         ):
@@ -152,7 +144,7 @@ def serve_student(
     )
     with address.bind(settings.host, settings.port) as port:
         _check_keys(service_path(home), student.path, setup)
-        with _front(port, home, base) as front, _ended_by_sigterm():
+        with start_front(port, home, base) as front, _ended_by_sigterm():
             decoder = StudentDecoder.open(student, base)
             _serve(decoder, front, port, Books(home, service_path(home)), setup, announce, progress, None)
 
@@ -168,7 +160,7 @@ class Books(NamedTuple):
 
 
 def _serve(
-    curator: Curator | PlainDecoder,
+    curator: Curator | DpDecoder | StudentDecoder,
     front: Front,
     port: socket.socket,
     books: Books,
@@ -183,7 +175,7 @@ def _serve(
             local.enter_context(only_one(_lock_path(books.home), f"A server of {books.home}"))
         curator.warm_up(progress)
         if is_local:
-            _wait_for_old_front(front)
+            wait_for_old_front(front)
         admin_key, login = _take_books(books, curator.epoch)
         address.listen(port)
         url = _url(port)
@@ -294,44 +286,6 @@ def _run(
         ) from error
 
 
-class Front(NamedTuple):
-    """The front process."""
-
-    process: subprocess.Popen[bytes]
-    link: Link
-    lock: int
-    """A file that both have open: locked, it stays so until the last of them has ended."""
-
-
-@contextmanager
-def _front(port: socket.socket, home: Path, base: Base) -> Iterator[Front]:
-    """Start the front; at the end close the link, which ends it, and wait until it has finished its accounting."""
-    own, its = socket.socketpair()
-    lock = os.open(service_path(home).with_name("front.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    sockets = its.fileno(), port.fileno()
-    command = [sys.executable, "-P", "-m", "paclm.server.front", *map(str, sockets), str(base.folder)]
-    private = {*KEY_VARIABLES, WITNESS_VARIABLE, *ADDRESS_VARIABLES, *_LOGIN_VARIABLES}
-    environment = {name: value for name, value in os.environ.items() if name not in private}
-    with own:
-        with its:  # in a session of its own: Ctrl-C reaches this process alone, which passes it on
-            process = subprocess.Popen(
-                command, pass_fds=(*sockets, lock), env=environment, stdin=subprocess.DEVNULL, start_new_session=True
-            )
-        try:
-            yield Front(process, Link(own), lock)
-        except BaseException:
-            process.terminate()
-            raise
-        finally:
-            own.close()
-            try:
-                process.wait(_END_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            os.close(lock)
-
-
 def _tell_worker(link: Link, lost: set[int], news: WorkerNews) -> None:
     """Log what became of a worker, and tell the front how many are waited for."""
     events: dict[str, telemetry.EventName] = {"missing": "worker_missing", "lost": "worker_lost", "back": "worker_back"}
@@ -379,22 +333,6 @@ def _ended_by_sigterm() -> Iterator[None]:
     finally:
         if signal.getsignal(signal.SIGTERM) is end:
             signal.signal(signal.SIGTERM, before)
-
-
-def _wait_for_old_front(front: Front) -> None:
-    """After a kill the front of that server still writes to the service database. Call it with the ledger's lock."""
-    deadline = time.monotonic() + _END_SECONDS
-    while True:
-        try:
-            fcntl.flock(front.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise ServiceError(
-                    "The front of an earlier server of this workspace has not ended. Stop that process (it runs "
-                    "paclm.server.front), and start again."
-                ) from None
-            time.sleep(0.05)
 
 
 def _lock_path(home: Path) -> Path:

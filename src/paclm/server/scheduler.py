@@ -19,9 +19,9 @@ from typing import Any, Generic, TypeVar
 from paclm.curator.curator import Curator
 from paclm.curator.dp_decoder import DpDecoder
 from paclm.curator.grammar import Grammar
-from paclm.curator.plain_decoder import PlainDecoder
 from paclm.curator.promises import NOTHING_PROMISED
 from paclm.curator.streams import Stream
+from paclm.curator.student_decoder import StudentDecoder
 from paclm.errors import BudgetExceeded, InvalidInput, LedgerError
 from paclm.ledger.events import COUNTS, Usage
 from paclm.privacy.accounting import Account
@@ -208,10 +208,10 @@ class HalfTerms:
             raise RefusedCall("budget_reserved")
 
 
-def _terms_of(curator: Curator | PlainDecoder) -> HalfTerms | PlainTerms:
-    if isinstance(curator, Curator):
-        return HalfTerms(curator)
-    return CorpusTerms(curator) if isinstance(curator, DpDecoder) else StudentTerms(curator)
+def _terms_of(curator: Curator | DpDecoder | StudentDecoder) -> HalfTerms | PlainTerms:
+    if isinstance(curator, DpDecoder):
+        return CorpusTerms(curator)
+    return StudentTerms(curator) if isinstance(curator, StudentDecoder) else HalfTerms(curator)
 
 
 class Scheduler:
@@ -219,7 +219,7 @@ class Scheduler:
 
     def __init__(
         self,
-        curator: Curator | PlainDecoder,
+        curator: Curator | DpDecoder | StudentDecoder,
         link: Link,
         max_waiting: int,
         on_ready: Callable[[], None] = lambda: None,
