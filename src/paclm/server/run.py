@@ -119,7 +119,9 @@ def serve(
                 engine = load_dp_models(workspace)[0] if promise == "corpus" else load_engine(workspace, group)
             opening = partial(_open, workspace, promise, witness, mix_promises, take_over, engine, group)
             curator = open_when_free(workspace, opening, announce_wait, check, take_over=take_over)
-            books = Books(workspace.path, service_address(workspace.path), workspace.settings.ledger.front_url)
+            books = Books(
+                workspace.path, workspace.path, service_address(workspace.path), workspace.settings.ledger.front_url
+            )
             _serve(curator, front, port, books, setup, announce, progress, group)
 
 
@@ -146,12 +148,14 @@ def serve_student(
         _check_keys(service_path(home), student.path, setup)
         with start_front(port, home, base) as front, _ended_by_sigterm():
             decoder = StudentDecoder.open(student, base)
-            _serve(decoder, front, port, Books(home, service_path(home)), setup, announce, progress, None)
+            _serve(decoder, front, port, Books(student.path, home, service_path(home)), setup, announce, progress, None)
 
 
 class Books(NamedTuple):
     """Where keys, quotas and replies are kept."""
 
+    named: Path
+    """The folder that is served, for messages."""
     home: Path
     """The folder of locks and of the note of where the server listens: the workspace, or a folder of the user."""
     address: Path | str
@@ -172,7 +176,7 @@ def _serve(
     with curator, ExitStack() as local:
         is_local = isinstance(books.address, Path)  # else the epoch decides who serves
         if is_local:
-            local.enter_context(only_one(_lock_path(books.home), f"A server of {books.home}"))
+            local.enter_context(only_one(_lock_path(books.home), f"A server of {books.named}"))
         curator.warm_up(progress)
         if is_local:
             wait_for_old_front(front)
