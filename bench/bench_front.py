@@ -30,9 +30,10 @@ from paclm.config import MechanismConfig, ServerConfig  # noqa: E402
 from paclm.curator.streams import Limits, Piece, Request, Stream, UsageFigures  # noqa: E402
 from paclm.engine.base_model import TINY_FOLDER, load_tokenizer  # noqa: E402
 from paclm.privacy.accounting import Account  # noqa: E402
-from paclm.server import address, run  # noqa: E402
+from paclm.server import address  # noqa: E402
 from paclm.server.api_keys import KeyStore  # noqa: E402
 from paclm.server.database import service_path  # noqa: E402
+from paclm.server.front_process import start_front  # noqa: E402
 from paclm.server.messages import Setup  # noqa: E402
 from paclm.server.scheduler import Scheduler  # noqa: E402
 from paclm.worlds.fingerprints import Base  # noqa: E402
@@ -108,7 +109,7 @@ def main() -> None:
         with KeyStore.open(service_path(workspace.path)) as keys:
             key = keys.add("ward")
         setup = Setup(model_id="clinic", settings=ServerConfig())
-        with address.bind("127.0.0.1", 0) as port, run._front(port, workspace) as front:
+        with address.bind("127.0.0.1", 0) as port, start_front(port, workspace.path, workspace.base) as front:
             address.listen(port)
             number = port.getsockname()[1]
             ready = threading.Event()

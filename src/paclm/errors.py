@@ -10,6 +10,7 @@ PaclmError
 ├── PluginError           a plugin that cannot be imported, is of another kind, or takes a built-in name
 ├── CorpusError           records that cannot be read
 ├── WorkspaceError        a workspace that is missing, broken, changed or exists already
+│   └── StudentGiven      a student, where a workspace or private adapters are needed
 ├── ModelError            a base model that is missing or not supported
 ├── EngineError           the engine cannot run: adapters, memory, determinism
 ├── LedgerError           the ledger cannot be trusted or written: nothing is released
@@ -132,6 +133,10 @@ class CorpusError(PaclmError):
 
 class WorkspaceError(PaclmError):
     """A workspace that is missing, broken, changed or exists already."""
+
+
+class StudentGiven(WorkspaceError):
+    """A student, where a workspace or private adapters are needed."""
 
 
 class ModelError(PaclmError):

@@ -14,8 +14,9 @@ from paclm.engine.adapters import AdapterStack
 from paclm.engine.loading import open_engine
 from paclm.server.database import service_path
 from paclm.worlds.layout import DP_FILE
-from server.live import CHAT_TEMPLATE, serve
+from server.live import CHAT_TEMPLATE, serve, serve_student
 from server.stepped import SteppedEngine
+from worlds.students import make_student
 
 __all__ = ["make", "no_keys_around", "no_notes", "template"]
 
@@ -76,6 +77,14 @@ def corpus(dp_template, chat_tokenizer, tmp_path_factory):
     """One server under the promise `corpus` for tests that leave it as they found it; with an engine of its own."""
     workspace = Workspace.open(shutil.copytree(dp_template, tmp_path_factory.mktemp("corpus") / "clinic"))
     with serve(workspace, open_dp_engine(dp_template), chat_tokenizer, promise="corpus") as live:
+        yield live
+
+
+@pytest.fixture(scope="session", params=["half", "corpus"])
+def student(request, small_base, chat_tokenizer, tmp_path_factory):
+    """A server of a small student of each promise, for tests that leave it as they found it."""
+    folder = tmp_path_factory.mktemp("student") / "clinic"
+    with serve_student(make_student(folder, small_base, request.param), str(small_base), chat_tokenizer) as live:
         yield live
 
 

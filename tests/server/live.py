@@ -12,19 +12,22 @@ import uvicorn
 
 from curator.deployments import without_notes
 from paclm import Curator
-from paclm.config import ServerConfig
+from paclm.config import RuntimeConfig, ServerConfig
 from paclm.curator.dp_decoder import DpDecoder
+from paclm.curator.plain_decoder import PlainDecoder
+from paclm.curator.student_decoder import StudentDecoder
 from paclm.errors import PaclmError
 from paclm.server.address import bind
 from paclm.server.api_keys import KeyStore
 from paclm.server.app import create_app
-from paclm.server.database import service_database
+from paclm.server.database import open_database, service_address, service_path
 from paclm.server.front import service_for
 from paclm.server.idempotency import Replies
 from paclm.server.messages import Link, Ready, Setup
 from paclm.server.scheduler import Scheduler
 from paclm.server.service import Service
 from paclm.server.web_server import web_server
+from paclm.worlds.student_folder import make_state_folder
 from server.stepped import wait_until
 
 CHAT_TEMPLATE = (
@@ -53,7 +56,7 @@ class Live:
     http: httpx.Client
     """Sends the ward's key unless told otherwise."""
     server: uvicorn.Server
-    curator: Curator | DpDecoder
+    curator: Curator | PlainDecoder
     """Runs in a thread of its own, with the same messages as between two processes."""
     scheduler: CountingScheduler
 
@@ -88,17 +91,34 @@ def serve(workspace, engine, tokenizer, **options):
     """
     promise, is_mixed = options.pop("promise", "half"), options.pop("mix_promises", False)
     decoder, notes = (DpDecoder, own_notes(workspace)) if promise == "corpus" else (Curator, without_notes())
+    with notes:
+        opened = decoder.open(workspace, engine=engine, tokenizer=tokenizer, mix_promises=is_mixed)
+    with run_live(opened, service_address(workspace.path), asdict(workspace.runtime), tokenizer, options) as live:
+        yield live
+
+
+@contextmanager
+def serve_student(student, base, tokenizer, **options):
+    """Serve a student until the block ends; keys and replies beside its folder."""
+    with own_notes(student):
+        opened = StudentDecoder.open(student, base, tokenizer=tokenizer)
+        home = make_state_folder(student)
+    options = {"unit": student.unit, **options}
+    with run_live(opened, service_path(home), asdict(RuntimeConfig()), tokenizer, options) as live:
+        yield live
+
+
+@contextmanager
+def run_live(opened, service, runtime, tokenizer, options):
     settings = options.pop("settings", ServerConfig(forced_choice=True))
     quota = options.pop("quota", None)
     admin_name = options.pop("admin_name", "admin")
     has_ward = options.pop("has_ward", True)
-    with notes:
-        opened = decoder.open(workspace, engine=engine, tokenizer=tokenizer, mix_promises=is_mixed)
     own, its = socket.socketpair()
     with (
         opened as curator,
         own,
-        service_database(workspace.path) as database,
+        open_database(service) as database,
         bind("127.0.0.1", 0) as port,
     ):
         keys, replies = KeyStore(database), Replies(database)
@@ -110,7 +130,7 @@ def serve(workspace, engine, tokenizer, **options):
         scheduler = CountingScheduler(curator, Link(own), settings.max_waiting)
         scheduler.hello()
         hello = next(Link(its).receive(wait=True))[1]
-        setup = Setup(model_id="clinic", settings=settings, runtime=asdict(workspace.runtime), **options)
+        setup = Setup(model_id="clinic", settings=settings, runtime=runtime, **options)
         service = service_for(hello, its, setup, tokenizer or curator.tokenizer, keys, replies)
         server = web_server(create_app(service), service, settings)
         threads = [

@@ -21,12 +21,12 @@ from paclm.server.messages import Link
 from paclm.server.openapi import (
     ChatCompletion,
     Completion,
-    CorpusOverview,
     CorpusPlan,
     CorpusPrivacy,
     Error,
     History,
     Models,
+    PlainOverview,
 )
 from paclm.server.scheduler import Scheduler
 from paclm.server.stats import MIXED
@@ -213,7 +213,7 @@ def test_every_endpoint_has_its_shape_and_none_speaks_of_a_budget_left(corpus):
     for path, shape in (
         ("/v1/models", Models),
         ("/v1/privacy", CorpusPrivacy),
-        ("/v1/admin/overview", CorpusOverview),
+        ("/v1/admin/overview", PlainOverview),
         ("/v1/admin/history", History),
         ("/nothing", Error),
     ):

@@ -14,6 +14,7 @@ from paclm import Workspace
 from paclm.ledger.dp_log import DpLog
 from paclm.privacy.accounting import units_up
 from paclm.server import corpus_terms
+from paclm.server.student import CLAIMED
 from paclm.worlds.layout import dp_log_path
 from server.browser import HOW_TO_GET_ONE, Visit, find_chromium, open_browser
 from server.live import serve
@@ -360,6 +361,25 @@ def test_the_files_name_nobody_else_and_have_no_inline_code():
             assert "//" not in re.sub(r"(?m)(^|\s)//.*$", "", text), f"{path.name} names an address"
             assert not re.search(r"innerHTML|insertAdjacentHTML|\beval\(|\son\w+=|\sstyle=", text), path.name
     assert (vendored / "uplot" / "LICENSE").read_text().startswith("The MIT License")
+
+
+# --- a student ----------------------------------------------------------------------------------------------------
+
+
+def test_of_a_student_the_page_shows_its_claims_and_no_budget(visit, student):
+    is_half = student.curator.figures["promise"] == "half"
+    page = visit(student).open_panel(student.admin)
+    claimed = page.locator("#promise").inner_text()
+    assert student.http.get("/v1/privacy").json()["sentence"] in claimed
+    assert page.locator("#promise-sentence").is_hidden()
+    assert page.locator("#epsilon-row").is_hidden() == is_half
+    assert page.locator("#total-row").is_hidden() != is_half
+    assert CLAIMED in page.locator("#not-promised").inner_text()
+    for hidden in ("#budget", "#spending", "#dissent", "#leak", "#plan-form", ".guarantee", ".marks", "#tpr-1"):
+        assert page.locator(hidden).is_hidden(), hidden
+    page.locator("#max-tokens").fill("6")
+    page.locator("#go").click()
+    page.locator("#answer-note", has_text="nothing charged").wait_for()
 
 
 # --- the promise about the corpus ---------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ import pytest
 from paclm.config import ServerConfig
 from paclm.server.openapi import ChatCompletion, Completion, Error, History, Models, Overview, Privacy, RequestPlan
 from paclm.server.responses_openapi import ResponseObject
-from server.live import bearer
+from server.live import bearer, serve_student
+from worlds.students import make_student
 
 CHECKS = (
     "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance,"
@@ -18,17 +19,26 @@ CHECKS = (
 )
 
 
-@pytest.mark.parametrize("promise", ["half", "corpus"])
-def test_schemathesis_finds_nothing(start, start_corpus, chat_tokenizer, tmp_path, promise):
+@pytest.mark.parametrize("promise", ["half", "corpus", "student"])
+def test_schemathesis_finds_nothing(start, start_corpus, small_base, chat_tokenizer, tmp_path, promise):
     """Bounded and seeded. Unforeseen answers, undescribed statuses and accepted nonsense would fail it."""
     settings = ServerConfig(default_max_tokens=2)
+    if promise == "student":
+        made = make_student(tmp_path / "clinic", small_base)
+        with serve_student(made, str(small_base), chat_tokenizer, settings=settings) as live:
+            check_document(live, tmp_path, max_examples=2)
+        return
     live = start(tokenizer=chat_tokenizer, settings=settings) if promise == "half" else start_corpus(settings=settings)
+    check_document(live, tmp_path, max_examples=5 if promise == "half" else 2)
+
+
+def check_document(live, tmp_path, max_examples):
     command = [
         *(str(Path(sys.executable).parent / "schemathesis"), "run", f"{live.url}/openapi.json"),
         *("--header", f"Authorization: Bearer {live.admin}", "--checks", CHECKS, "--seed", "1"),
         *(
             "--max-examples",
-            "5" if promise == "half" else "2",
+            str(max_examples),
             "--phases",
             "examples,coverage,fuzzing",
             "--workers",

@@ -30,6 +30,13 @@ ServedArgument = Annotated[
     Path,
     typer.Argument(help="Folder made by paclm init, with trained worlds or, for the promise corpus, a DP adapter."),
 ]
+ServableArgument = Annotated[
+    Path,
+    typer.Argument(
+        help="Folder made by paclm init, with trained worlds or, for the promise corpus, a DP adapter; or a student, "
+        "made by paclm distill.",
+    ),
+]
 WitnessOption = Annotated[
     str | None,
     typer.Option(

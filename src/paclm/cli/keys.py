@@ -130,23 +130,36 @@ def _open(workspace: Path) -> KeyStore:
     from paclm.ledger.verify import check_not_moved
     from paclm.server.address import identity, running_server
     from paclm.server.api_keys import KeyStore
-    from paclm.server.database import service_address
+    from paclm.server.database import service_address, service_path
     from paclm.worlds.layout import CURATOR_FOLDER
     from paclm.worlds.manifest import load_manifest
     from paclm.worlds.settings import ledger_address
+    from paclm.worlds.student_folder import is_student
 
-    folder = workspace.expanduser().absolute()
-    if not (folder / CURATOR_FOLDER).is_dir():
-        load_manifest(folder)  # raises if there is no workspace
-    address, server = service_address(folder), running_server(folder)
+    folder = _home(workspace)
+    if has_ledger := not is_student(workspace):
+        if not (folder / CURATOR_FOLDER).is_dir():
+            load_manifest(folder)  # raises if there is no workspace
+        address = service_address(folder)
+    else:
+        address = service_path(folder)
+    server = running_server(folder)
     if server is not None and identity(address) != server.service:
         raise ServiceError(
             f"The running server (process {server.process}) has other keys open than those of this command. Where they "
             "are in a database, set PACLM_LEDGER as it has it. Where they are in a file, that was removed or replaced: "
             "stop the server, restore the newest curator/service.sqlite, and start it again."
         )
-    check_not_moved(ledger_address(folder))
+    if has_ledger:
+        check_not_moved(ledger_address(folder))
     return KeyStore.open(address)
+
+
+def _home(folder: Path) -> Path:
+    """Where keys are kept: in the workspace; those of a student, which is published, with the user."""
+    from paclm.worlds.student_folder import is_student, make_state_folder, read_student
+
+    return make_state_folder(read_student(folder)) if is_student(folder) else folder.expanduser().absolute()
 
 
 def _check_kept(workspace: Path, name: str, key: str) -> None:
@@ -166,13 +179,14 @@ def _base_url(workspace: Path) -> tuple[str, str]:
     from paclm.worlds.layout import SETTINGS_FILE
     from paclm.worlds.settings import load_settings
 
-    folder = workspace.expanduser().absolute()
+    folder = _home(workspace)
     if (server := running_server(folder)) is not None:
         host, _, port = server.url.removeprefix("http://").rpartition(":")
         return _url(host.strip("[]"), port), f"The address is that of the running server (process {server.process})."
     path = folder / SETTINGS_FILE
     settings = load_settings(path).server if path.exists() else ServerConfig()
-    source = "No server is running here. The address is from [server] of paclm.toml; --host and --port override it."
+    place = "from [server] of paclm.toml" if path.exists() else "the default"
+    source = f"No server is running here. The address is {place}; --host and --port override it."
     return _url(settings.host, str(settings.port or "PORT")), source
 
 
@@ -187,12 +201,15 @@ def _figures(key: KeyInfo) -> dict[str, Any]:
 
 
 def _remaining_tokens(workspace: Path) -> int | None:
-    """What the budget has left by the newest row of the ledger; None before the first token."""
+    """What the budget has left by the newest row of the ledger; None before the first token, and of a student."""
     from paclm.ledger.address import exists
     from paclm.ledger.verify import remaining_tokens
     from paclm.worlds.layout import CURATOR_FOLDER
     from paclm.worlds.settings import ledger_address
+    from paclm.worlds.student_folder import is_student
 
+    if is_student(workspace):
+        return None
     place = workspace.expanduser()
     address = ledger_address(place)
     return remaining_tokens(address, place / CURATOR_FOLDER) if exists(address) else None

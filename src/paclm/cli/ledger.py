@@ -220,13 +220,12 @@ def extend(
     from paclm.worlds.layout import SETTINGS_FILE
     from paclm.worlds.settings import load_settings
 
+    address = existing_ledger(workspace)
     config = load_settings(workspace / SETTINGS_FILE).config
     if config is None:
         raise InvalidInput("[mechanism] of paclm.toml sets no total. Write the new total there, then repeat.")
     key, *old_keys = mac_keys(workspace)
-    with Ledger.open(
-        existing_ledger(workspace), key, old_keys=old_keys, witness=witness, holding=holding_for(workspace)
-    ) as opened:
+    with Ledger.open(address, key, old_keys=old_keys, witness=witness, holding=holding_for(workspace)) as opened:
         total = opened.settings.total
         if config.total <= total:
             raise InvalidInput(

@@ -28,7 +28,9 @@ def ledger_address(workspace: Path) -> Path | str:
     """Where a workspace keeps its ledger, whether or not it exists yet; raises if there is no workspace."""
     from paclm.worlds import settings
     from paclm.worlds.manifest import load_manifest
+    from paclm.worlds.student_folder import refuse_student
 
+    refuse_student(workspace)
     address = settings.ledger_address(workspace)
     if not (address.exists() if isinstance(address, Path) else workspace.is_dir()):
         load_manifest(workspace)

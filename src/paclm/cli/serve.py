@@ -1,10 +1,11 @@
-"""`paclm serve`: the workspace over HTTP, in the format of the OpenAI API, and a dashboard."""
+"""`paclm serve`: the workspace, or a student, over HTTP, in the format of the OpenAI API, and a dashboard."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,7 +15,7 @@ from paclm.cli.console import (
     STOP_MESSAGE,
     MixPromisesFlag,
     PromiseOption,
-    ServedArgument,
+    ServableArgument,
     WitnessOption,
     open_for,
     print_fields,
@@ -28,10 +29,12 @@ from paclm.cli.worker_options import (
     refuse_workers,
     workers_of,
 )
+from paclm.config import ServerConfig
+from paclm.errors import InvalidInput
 
 if TYPE_CHECKING:
     from paclm.curator.curator import Curator
-    from paclm.curator.dp_decoder import DpDecoder
+    from paclm.curator.plain_decoder import PlainDecoder
     from paclm.server.run import Started
 
 OWN_KEY = (
@@ -40,8 +43,18 @@ OWN_KEY = (
 )
 
 
+BaseOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODEL", help="Of a student: where its base model is, if the name in student.json does not lead to it."
+    ),
+]
+_OF_WORKSPACES = ("promise", "mix_promises", "witness", "take_over", "workers", "rendezvous", "insecure_network")
+
+
 def serve(
-    workspace: ServedArgument,
+    context: typer.Context,
+    workspace: ServableArgument,
     host: Annotated[
         str | None,
         typer.Option(help="Address to listen on; other than loopback needs API keys.", show_default="[server]"),
@@ -56,6 +69,7 @@ def serve(
     workers: WorkersOption = 1,
     rendezvous: RendezvousOption = None,
     insecure_network: InsecureNetworkFlag = False,
+    base: BaseOption = None,
 ) -> None:
     """
     Serve an OpenAI-compatible API and a dashboard
@@ -66,7 +80,8 @@ def serve(
     Ctrl-C, SIGTERM or a closed terminal, running answers are finished first. Where another server holds a ledger in
     PostgreSQL, this one is its standby: it waits until that one is dead, or takes over at once; the other then exits
     with status 75. With `--workers` several processes share the worlds, one for each GPU; while one that was lost is
-    started again, or waited for, requests wait.
+    started again, or waited for, requests wait. A student, the folder that `paclm distill` wrote, is served by ordinary
+    decoding: nothing is charged, and nothing is written into it.
 
     Example usage:
 
@@ -76,20 +91,22 @@ def serve(
         paclm keys add clinic alice && paclm serve clinic --host 0.0.0.0
         paclm serve clinic --workers 4
         paclm serve clinic --workers 2 --rendezvous 10.8.0.1:29500
+        paclm serve student
         curl localhost:8000/v1/completions -H 'content-type: application/json' \\
             -d '{"model": "clinic", "prompt": "[synthetic note]", "max_tokens": 64}'
     """
     require_packages("fastapi", "uvicorn", "pydantic", "prometheus_client", "cryptography", "torch")
-    from paclm.server.address import check_free
+    from paclm.worlds.student_folder import is_student
 
+    if is_student(workspace):
+        _refuse_options(context, _OF_WORKSPACES)
+        _serve_student(workspace, base, host, port)
+        return
+    if base is not None:
+        raise InvalidInput("--base is for a student; a workspace has the base model that paclm init gave it.")
     opened = open_for(promise, workspace)  # quick checks, also of the port, come before the slow imports
-    changes: dict[str, Any] = {"host": host, "port": port}
-    changes = {name: value for name, value in changes.items() if value is not None}
-    settings = dataclasses.replace(opened.settings.server, **changes)
-    check_free(settings.host, settings.port)
+    settings = _begin(workspace, opened.settings.server, host, port)
     refuse_workers(promise, workers)
-    typer.echo(f"Opening {workspace} ...", err=True)
-    STOP_MESSAGE.set("Nothing was served.")
     from paclm.server.run import serve as run
 
     run(
@@ -104,6 +121,44 @@ def serve(
         announce_wait=_announce_wait,
         workers=workers_of(opened, workers, rendezvous, is_insecure=insecure_network),
     )
+
+
+def _begin(folder: Path, settings: ServerConfig, host: str | None, port: int | None) -> ServerConfig:
+    """Check the port before the slow imports; returns the settings with these changes."""
+    from paclm.server.address import check_free
+
+    changes: dict[str, Any] = {"host": host, "port": port}
+    settings = dataclasses.replace(settings, **{name: value for name, value in changes.items() if value is not None})
+    check_free(settings.host, settings.port)
+    typer.echo(f"Opening {folder} ...", err=True)
+    STOP_MESSAGE.set("Nothing was served.")
+    return settings
+
+
+def _refuse_options(context: typer.Context, names: Sequence[str]) -> None:
+    """Options that say nothing about a student; a variable of the environment may be there for a workspace."""
+    for name in names:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise InvalidInput(
+                f"--{name.replace('_', '-')} is for a workspace. A student has no secret, no ledger and one adapter: "
+                "leave it out."
+            )
+
+
+def _serve_student(folder: Path, base: str | None, host: str | None, port: int | None) -> None:
+    from paclm.curator.student_decoder import check_claims
+    from paclm.engine.base_model import base_of_student
+    from paclm.worlds.student_folder import read_student
+
+    student = read_student(folder)
+    check_claims(student)
+    settings = _begin(folder, ServerConfig(), host, port)
+    student.verify()
+    found = base_of_student(student, base)
+    from paclm.server.run import serve_student
+
+    serve_student(student, found, settings, _announce, _progress())
 
 
 def _progress() -> Callable[[int, int], None]:
@@ -153,13 +208,17 @@ def _memory(started: Started) -> str:
     return f"engine at most {started.curator.engine_memory}" + (f"; now in use: {shown}" if shown else "")
 
 
-def _promise_fields(curator: Curator | DpDecoder, unit: str) -> dict[str, str]:
+def _promise_fields(curator: Curator | PlainDecoder, unit: str) -> dict[str, str]:
     from paclm.curator.curator import Curator
     from paclm.curator.master_key import keeps_own_key
-    from paclm.server import corpus, stats
+    from paclm.curator.student_decoder import StudentDecoder
+    from paclm.server import corpus, stats, student
 
+    if isinstance(curator, StudentDecoder):
+        claims = dict(curator.figures)
+        return {"claimed": student.guarantee(claims, unit), "note": student.CLAIMED, "budget": student.NO_BUDGET}
     if not isinstance(curator, Curator):
-        return {"promise": corpus.guarantee(dict(curator.figures), unit), "budget": corpus.NO_BUDGET}
+        return {"promise": corpus.guarantee(dict(curator.promise_figures()), unit), "budget": corpus.NO_BUDGET}
     figures = curator.figures()
     fields = {
         "left": stats.left(figures, curator.config.on_exhausted),

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paclm.config import in_shell
-from paclm.curator.decoder import Decoder
 from paclm.curator.dp_account import promise_figures
+from paclm.curator.plain_decoder import PlainDecoder, check_plain
 from paclm.curator.promises import claim_corpus
-from paclm.curator.redacted import Redacted
-from paclm.curator.streams import FinishReason, Logprobs, Piece, PromiseFigures, Stream, Tokenizer
+from paclm.curator.streams import PromiseFigures, Tokenizer
 from paclm.curator.vote_source import VoteSource
-from paclm.errors import CuratorError, EngineError, InvalidInput, LedgerError, WorkspaceError
+from paclm.errors import CuratorError, LedgerError, WorkspaceError
 from paclm.ledger.dp_log import DpLog
 from paclm.privacy.dp import default_delta
 from paclm.worlds.layout import DP_FILE, dp_log_path
@@ -28,33 +27,14 @@ from paclm.worlds.manifest import verify_adapters, verify_base
 from paclm.worlds.workspace import Workspace
 
 if TYPE_CHECKING:  # torch is loaded with the models, not on import
-    from paclm.engine.engine import Ballot
     from paclm.ledger.postgres_hold import Hold
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DpGeneration:
-    """A finished answer of the DP adapter, and what is promised about the corpus."""
-
-    text: str
-    """Without a stop string that ended it."""
-    tokens: tuple[int, ...]
-    """The end token included."""
-    logprobs: tuple[Logprobs, ...]
-    """One per token, if the request asked for them."""
-    finish_reason: FinishReason
-    """Why it ended; `stop` is the end token, a stop string or a complete form."""
-    figures: PromiseFigures
-
-
-class DpDecoder(Decoder[DpGeneration]):
+class DpDecoder(PlainDecoder):
     """Streams of the DP adapter. Open it with `DpDecoder.open`, use it as a context manager."""
 
     def __init__(self, workspace: Workspace, engine: VoteSource, tokenizer: Tokenizer) -> None:
         super().__init__(engine, tokenizer, workspace.settings.voting)
-        self.voting = workspace.settings.voting
-        self.cautions: list[str] = []
-        """Warnings for the owner."""
         self._workspace = workspace
         self.figures = promise_figures(workspace)
         """What was promised when it was last asked (`promise_figures`)."""
@@ -88,41 +68,12 @@ class DpDecoder(Decoder[DpGeneration]):
 
     @property
     def epoch(self) -> int | None:
-        """What writes to the database of keys and replies must name; None where that is a file."""
         return None if self._hold is None else self._hold.epoch
 
     def when_lost(self, call: Callable[[LedgerError], None]) -> None:
         """Call this, from another thread and once, if another process takes over."""
         if self._hold is not None:
             self._hold.watch(call)
-
-    def step(self) -> list[tuple[Stream, Piece]]:
-        """The next token of every stream whose prompt is read: one engine step.
-
-        Empty when no stream is active, and when none is ready yet: then a chunk of prompts was read.
-        """
-        with self._guard.exclusive(), self._stops_on_failure():
-            if not self._has_launched():
-                return []
-            coins = self._draw_coins()  # of the next step, while this one is computed
-            in_flight, ballot = self._collect()
-            rows = [row for row, stream in enumerate(in_flight) if stream.finish_reason is None]
-            streams, tokens = [in_flight[row] for row in rows], ballot.public[rows].tolist()
-            self._continue(streams, Redacted(tokens), coins)
-            logprobs = [_logprobs(ballot, row, in_flight[row].request.num_logprobs) for row in rows]
-            return self._deliver(streams, [("dp", 0)] * len(streams), tokens, logprobs)
-
-    def result(self, stream: Stream) -> DpGeneration:
-        """A finished stream as a whole."""
-        if stream.finish_reason is None:
-            raise InvalidInput("The stream is still running; call step() until it has a finish_reason.")
-        return DpGeneration(
-            text=stream.text,
-            tokens=tuple(stream.tokens),
-            logprobs=tuple(stream.logprobs),
-            finish_reason=stream.finish_reason,
-            figures=self.promise_figures(),
-        )
 
     def promise_figures(self) -> PromiseFigures:
         """What is promised now. Reads the logs: another training, or tokens under `half`, may have come since."""
@@ -175,7 +126,6 @@ def load_dp_models(
     """Load engine and tokenizer right after hashing base model and DP adapter in full; reads no other adapter."""
     from paclm.engine.adapters import AdapterStack
     from paclm.engine.base_model import base_of, load_tokenizer
-    from paclm.engine.determinism import check_repeatable
     from paclm.engine.loading import open_engine
 
     manifest, support_size = workspace.manifest, workspace.settings.voting.support_size
@@ -184,20 +134,5 @@ def load_dp_models(
     if engine is None:
         stack = AdapterStack.load(workspace.adapters_path / DP_FILE)
         engine = open_engine(workspace, support_size, stack=stack.as_public())
-    found = (engine.num_worlds, engine.support_size)
-    if found != (0, support_size):
-        raise EngineError(
-            f"The engine has {found[0]} worlds and a support of {found[1]}; the DP adapter takes the place of the "
-            f"public model, with no world beside it and a support of {support_size}."
-        )
-    check_repeatable(engine)
+    check_plain(engine, support_size)
     return engine, tokenizer or load_tokenizer(base_of(workspace))
-
-
-def _logprobs(ballot: Ballot, row: int, num_top: int | None) -> Logprobs | None:
-    """Of the token drawn in a row, and of the most likely ones inside the support."""
-    if num_top is None or ballot.logprobs is None:
-        return None
-    support, values = ballot.support[row].tolist(), ballot.logprobs[row].tolist()
-    top = [(token, value) for token, value in zip(support[:num_top], values, strict=False) if token >= 0]
-    return Logprobs(values[support.index(int(ballot.public[row]))], top)

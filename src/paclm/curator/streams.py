@@ -12,15 +12,15 @@ from contextlib import suppress
 from dataclasses import InitVar, dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, Self, TypedDict
 
-from paclm.config import check_temperature
+from paclm.config import PromiseName, check_temperature
 from paclm.curator.grammar import Grammar, GrammarState
 from paclm.errors import ContextExceeded, EngineError, InvalidInput
 from paclm.ledger.events import Usage
 from paclm.privacy.randomness import Coins
 
-Mark = Literal["agreed", "disputed", "public", "dp"]
+Mark = Literal["agreed", "disputed", "public", "dp", "student"]
 """Votes all equal; votes that differ (dissent); a token of the public model after the budget was spent; or, under the
-promise `corpus`, a token of the DP adapter."""
+promise `corpus`, a token of the DP adapter; or a student's."""
 FinishReason = Literal["stop", "length", "grammar", "cancelled"]
 """`grammar`: no token was allowed next, or finding one took too much work."""
 
@@ -169,6 +169,25 @@ class PromiseFigures(TypedDict):
     """How many DP trainings over these records that adds up."""
     is_promised: bool
     """False once the corpus was served under both promises: then none of the figures holds."""
+
+
+class StudentFigures(TypedDict):
+    """What a student's student.json claims, in the names of the command line's JSON; null under the other promise."""
+
+    promise: PromiseName
+    """Under which the text that it learnt from was released."""
+    mia_bound: float
+    """No attack on what the promise hides succeeds more often, from a prior of 1/2."""
+    world_id_bound: float | None
+    """Under `half`: no attack names the realized world more often."""
+    total_nats: float | None
+    """Under `half`: committed for everything that was, or will be, served from the same secret."""
+    worlds: int | None
+    """Under `half`: a guess names the realized one of so many."""
+    epsilon: float | None
+    delta: float | None
+    unit: str
+    """What the promise protects."""
 
 
 class UsageFigures(NamedTuple):

@@ -26,7 +26,7 @@ from paclm.privacy.releases import rule_named
 from paclm.worlds.fingerprints import Base
 from paclm.worlds.manifest import Manifest
 from paclm.worlds.storage import hash_file, write_private
-from paclm.worlds.student_folder import ADAPTER_FILES, FORMAT, STUDENT_FILE
+from paclm.worlds.student_folder import ADAPTER_FILES, FORMAT, MARK, STUDENT_FILE
 
 if TYPE_CHECKING:  # torch is loaded with the models, not on import
     from paclm.engine.adapters import AdapterStack
@@ -136,7 +136,7 @@ def write_student(folder: Path, student: AdapterStack, facts: StudentFacts) -> N
     shutil.rmtree(part, ignore_errors=True)  # of a run that was killed
     part.mkdir()
     try:
-        write_peft(student, 0, part, _public_name(facts.base), has_conv1d(facts.base), mode=0o644)
+        write_peft(student, 0, part, _public_name(facts.base), has_conv1d(facts.base), mode=0o644, mark=MARK)
         hashes = {name: hash_file(part / name) for name in ADAPTER_FILES}
         about = json.dumps(describe_student(facts, hashes), indent=2, ensure_ascii=False) + "\n"
         write_private(part / STUDENT_FILE, about.encode(), 0o644)

@@ -14,6 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paclm.config import in_shell
 from paclm.engine.download import convert_gguf, fetched_smollm2
 from paclm.engine.tokenizer import read_tokenizer
 from paclm.errors import MissingExtra, ModelError
@@ -23,6 +24,7 @@ from paclm.worlds.manifest import refuse_other_base
 if TYPE_CHECKING:
     import torch
 
+    from paclm.worlds.student_folder import StudentFolder
     from paclm.worlds.workspace import Workspace
 
 TINY_FOLDER = Path(__file__).resolve().parents[1] / "data" / "tiny"
@@ -53,6 +55,26 @@ def base_of(workspace: Workspace) -> Base:
         return recorded  # checked when the workspace was opened
     found = resolve_base(recorded.name)
     refuse_other_base(workspace.manifest, found.fingerprint)
+    return found
+
+
+def base_of_student(student: StudentFolder, named: str | None = None) -> Base:
+    """The base model of a student: the one named here, or found by the name in its student.json; hashed in full."""
+    wanted, way_out = student.base, f"paclm serve {in_shell(student.path)} --base MODEL"
+    try:
+        found = resolve_base(named or wanted["name"])
+    except ModelError as error:
+        if named:
+            raise
+        raise ModelError(
+            f"{error} To say where the base model {wanted['name']} of this student is: {way_out}"
+        ) from None
+    if found.fingerprint != wanted["fingerprint"]:
+        raise ModelError(
+            f"The student {student.path} was trained on {wanted['name']} with the fingerprint "
+            f"{wanted['fingerprint'][:12]}…; {found.name} in {found.folder} has {found.fingerprint[:12]}…, and the "
+            f"adapter does not fit it. To name another: {way_out}"
+        )
     return found
 
 

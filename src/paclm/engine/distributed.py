@@ -35,7 +35,7 @@ def open_distributed_engine(
     sent to them, in parts.
     """
     workers.start()  # they load while this process does
-    model = load_base(workspace, runtime)
+    model = load_base(base_of(workspace), runtime)
     threads = max(1, torch.get_num_threads() // workers.num_local)
     runtime = dataclasses.replace(resolve_runtime(runtime, model_context(model)), threads=threads)
     split = Split(workspace.num_worlds if stack is None else stack.num_worlds, workers.count)

@@ -17,8 +17,9 @@ from transformers import AutoModelForCausalLM
 from paclm.engine.adapters import AdapterStack, decoder_layer, linear_layers, matches_target
 from paclm.engine.base_model import base_of, config_of
 from paclm.engine.peft_io import import_peft, read_config, world_folders
-from paclm.errors import EngineError
+from paclm.errors import EngineError, StudentGiven
 from paclm.worlds.layout import WORLDS_FILE
+from paclm.worlds.student_folder import has_mark, is_student
 from paclm.worlds.workspace import Workspace
 
 
@@ -49,7 +50,9 @@ class ImportedWorlds:
 
 def read_worlds(workspace: Workspace, folder: Path) -> ImportedWorlds:
     """Read one PEFT folder per world and refuse what cannot be the worlds of this workspace."""
+    _refuse_students([folder])
     folders = _find_folders(folder, workspace.num_worlds)
+    _refuse_students(folders)
     base = base_of(workspace)
     with torch.device("meta"):  # shapes only
         model = AutoModelForCausalLM.from_config(config_of(base))
@@ -85,6 +88,15 @@ def _find_folders(folder: Path, num_worlds: int) -> list[Path]:
             f"{'; '.join(parts)}."
         )
     return wanted
+
+
+def _refuse_students(folders: list[Path]) -> None:
+    """A student was trained on released text, not on the records of a world."""
+    if found := [place for place in folders if is_student(place) or has_mark(place)]:
+        raise StudentGiven(
+            f"{found[0]} is a student made by paclm distill, not a world: it was trained on released text. Name the "
+            "folder of the adapters that were trained on records."
+        )
 
 
 def _check_targets(folder: Path, stack: AdapterStack, layers: list[str], numbers: int | list[int] | None) -> None:

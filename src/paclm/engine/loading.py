@@ -215,18 +215,20 @@ def open_engine(
         from paclm.engine.distributed import open_distributed_engine
 
         return open_distributed_engine(workspace, support_size, runtime, stack, workers)
-    stack = stack or load_stack(workspace)
-    model = load_base(workspace, runtime)
-    # Only the engine refers to the model, so that it can free what it does not need of it.
-    return build_engine(model, stack, runtime, support_size, base_of(workspace).fingerprint)
+    return open_on_base(base_of(workspace), stack or load_stack(workspace), support_size, runtime)
 
 
-def load_base(workspace: Workspace, runtime: RuntimeConfig) -> Any:
+def open_on_base(base: Base, stack: AdapterStack, support_size: int, runtime: RuntimeConfig) -> Engine:
+    """An engine of these adapters, in this process. Nothing else refers to the model: it can free parts of it."""
+    return build_engine(load_base(base, runtime), stack, runtime, support_size, base.fingerprint)
+
+
+def load_base(base: Base, runtime: RuntimeConfig) -> Any:
     """The base model on the CPU, in the arithmetic of the engine."""
     device = pick_device(runtime.device)
     if device.type == "cpu":
         set_threads(runtime.threads)  # reading, too, is slow with more threads than idle cores
-    base, dtype = base_of(workspace), getattr(torch, pick_dtype(runtime.dtype, device))
+    dtype = getattr(torch, pick_dtype(runtime.dtype, device))
     stored = read_model(base.folder, dtype)
     return load_model(base, dtype) if stored is None or unsupported(stored) else stored
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -65,11 +65,21 @@ def export_peft(stack: AdapterStack, folder: Path, base_name: str, conv1d: bool)
     return places
 
 
-def write_peft(stack: AdapterStack, world: int, place: Path, base_name: str, conv1d: bool, mode: int = 0o600) -> None:
-    """Write one world's adapter into an existing folder, with files of this mode."""
+def write_peft(
+    stack: AdapterStack,
+    world: int,
+    place: Path,
+    base_name: str,
+    conv1d: bool,
+    *,
+    mode: int = 0o600,
+    mark: Mapping[str, str] | None = None,
+) -> None:
+    """Write one world's adapter into an existing folder, with files of this mode; `mark` goes into the metadata."""
     config = json.dumps(_peft_config(stack, base_name, conv1d), indent=2, ensure_ascii=False) + "\n"
     write_private(place / CONFIG, config.encode(), mode)
-    write_private(place / WEIGHTS, save(_peft_tensors(stack, world), metadata={"format": "pt"}), mode)
+    metadata = {"format": "pt", **(mark or {})}
+    write_private(place / WEIGHTS, save(_peft_tensors(stack, world), metadata=metadata), mode)
 
 
 def world_folders(folder: Path, num_worlds: int) -> list[Path]:

@@ -180,7 +180,7 @@ class Worker:
                 raise EngineError(f"The cache has room for {num_tokens:,} tokens here, and must hold {room:,}.")
             return room
 
-        model = load_base(self._workspace, runtime)
+        model = load_base(base_of(self._workspace), runtime)
         self._size = split.size
         _, self._step, _ = build_step(model, stack, runtime, setup["support_size"], proof["base"], agree)
         self._wire.send(Order.ANSWER, number)

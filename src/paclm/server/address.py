@@ -60,10 +60,13 @@ def identity(service: Path | str) -> str:
 
 
 @contextmanager
-def noted(workspace: Path, url: str) -> Iterator[None]:
-    """Keep the note while the block runs. For the server that holds the curator's lock."""
+def noted(workspace: Path, url: str, service: Path | str | None = None) -> Iterator[None]:
+    """Keep the note while the block runs. For the server that holds the curator's lock.
+
+    `service`: where it keeps keys and replies, if not where a workspace does.
+    """
     path = note_path(workspace)
-    note = RunningServer(url, os.getpid(), identity(service_address(workspace)))
+    note = RunningServer(url, os.getpid(), identity(service or service_address(workspace)))
     try:
         descriptor = _write(path, json.dumps(asdict(note)).encode())
     except OSError as error:

@@ -14,7 +14,7 @@ from starlette.staticfiles import StaticFiles
 
 from paclm import __version__
 from paclm.errors import CuratorError, ServiceError
-from paclm.server import completions, corpus, stats, telemetry
+from paclm.server import completions, corpus, stats, student, telemetry
 from paclm.server.access import AccessMiddleware, AnyCaller, TheService, route_of
 from paclm.server.openapi import ANSWER_HEADERS, Health, Model, Models, describe, described
 from paclm.server.refusals import Refused, database_unavailable, error_body, stopping
@@ -51,8 +51,12 @@ def create_app(service: Service) -> FastAPI:
     )
     app.state.service = service
     app.openapi = lambda: describe(app, service.setup.model_id, completions.BODIES)  # type: ignore[method-assign]
-    of_promise = (corpus.router,) if service.promise == "corpus" else (completions.half_router, stats.router)
-    for router in (completions.router, *of_promise):
+    of_promise = {
+        "half": (completions.half_router, stats.router),
+        "corpus": (corpus.router,),
+        "student": (student.router,),
+    }
+    for router in (completions.router, *of_promise[service.promise]):
         app.include_router(router)
     _add_small_routes(app)
     if STATIC.is_dir():

@@ -28,7 +28,9 @@ from paclm.server.curator_client import CuratorClient
 from paclm.server.database import Database, open_database, service_path
 from paclm.server.idempotency import Keep, Replies
 from paclm.server.messages import BrokenLink, Link, Setup
+from paclm.server.plain import PlainClient
 from paclm.server.service import HalfService, Service
+from paclm.server.student import StudentService
 from paclm.server.web_server import web_server
 from paclm.worlds.fingerprints import Base
 
@@ -80,9 +82,11 @@ def _otel(setup: Setup) -> Iterator[Otel | None]:
 def service_for(
     hello: Mapping[str, Any], end: socket.socket, setup: Setup, tokenizer: Tokenizer, keys: KeyStore, replies: Replies
 ) -> Service:
-    """The service of the promise that the curator serves."""
+    """The service of the promise, or of the student, that the curator serves."""
     if hello["promise"] == "corpus":
         return CorpusService(end, CorpusClient(hello), setup, tokenizer, keys, replies)
+    if hello["promise"] == "student":
+        return StudentService(end, PlainClient(hello), setup, tokenizer, keys, replies)
     return HalfService(end, CuratorClient(hello), setup, tokenizer, keys, replies)
 
 

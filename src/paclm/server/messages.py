@@ -19,8 +19,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypedDict, get_args
 
-from paclm.config import ServerConfig
-from paclm.curator.streams import BudgetFigures, PromiseFigures
+from paclm.config import PromiseName, ServerConfig
+from paclm.curator.streams import BudgetFigures
 from paclm.errors import ServiceError
 
 MAX_BYTES = 2**26
@@ -31,6 +31,8 @@ _BYTES_AT_A_TIME = 2**22
 _SEND_SECONDS = 60.0
 """The front always reads. While its side is full the curator waits and steps no further, so that no token is lost."""
 
+Served = PromiseName | Literal["student"]
+"""What a server speaks of: a promise whose terms it keeps, or the claims of a student."""
 Topic = Literal["figures", "usage", "leak"]
 Reason = Literal["queue_full", "budget_exhausted", "budget_reserved", "stopping", "invalid", "failed"]
 """Why the curator refused a call: each has an HTTP response in `server.refusals`."""
@@ -142,10 +144,6 @@ class BudgetState(BudgetFigures):
 
 class CuratorState(BudgetState, DecoderState):
     """Of the promise `half`."""
-
-
-class CorpusState(PromiseFigures, DecoderState):
-    """Of the promise `corpus`."""
 
 
 def pack(message: object) -> bytes:

@@ -133,7 +133,7 @@ class ChoicesReply(Reply):
         `cost` goes with the last piece of the request.
         """
         marks = self._unmarked.setdefault(answer, [])
-        if piece.mark != "dp":  # as all are, then
+        if piece.mark not in ("dp", "student"):  # as all are, then
             marks.append(piece.mark)
         if piece.logprobs is not None:
             self._logprobs_of(answer).add(piece.token, piece.logprobs)

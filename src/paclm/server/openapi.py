@@ -102,12 +102,24 @@ class Promise(Shape):
     is_promised: bool
 
 
+class StudentPromise(Shape):
+    """What a student's student.json claims about the text that it learnt from; null under the other promise."""
+
+    promise: Literal["half", "corpus"]
+    mia_bound: float
+    world_id_bound: float | None
+    total_nats: float | None
+    epsilon: float | None
+    delta: float | None
+    unit: str
+
+
 ANSWER_HEADERS = _HEADERS | {
     header_name(name): {
         "description": f"`{name}` of `privacy`; absent where it is null, and in a stream where it is known at the end.",
         "schema": {"type": "string"},
     }
-    for name in (*Cost.model_fields, *Promise.model_fields)
+    for name in (*Cost.model_fields, *Promise.model_fields, *StudentPromise.model_fields)
 }
 
 
@@ -139,7 +151,7 @@ class Completion(Shape):
     model: str
     choices: list[TextChoice]
     usage: TokenUsage
-    privacy: Cost | Promise
+    privacy: Cost | Promise | StudentPromise
 
 
 class MessageFunction(Shape):
@@ -206,7 +218,7 @@ class ChatCompletion(Shape):
     model: str
     choices: list[ChatChoice]
     usage: TokenUsage
-    privacy: Cost | Promise
+    privacy: Cost | Promise | StudentPromise
 
 
 class Model(Shape):
@@ -290,6 +302,29 @@ class CorpusPlan(Promise):
     budget: str
 
 
+class StudentPrivacy(StudentPromise):
+    """`/v1/privacy` of a student"""
+
+    worlds: int | None
+    object: Literal["privacy"]
+    sentence: str
+    budget: str
+    not_promised: str
+    key: OwnKey
+
+
+class StudentPlan(StudentPromise):
+    """`/v1/privacy/plan` of a student"""
+
+    object: Literal["privacy.plan"]
+    answers: int
+    prompt_tokens: int
+    max_tokens: int
+    fits: bool
+    remaining_quota_tokens: int | None
+    budget: str
+
+
 class RequestPlan(Shape):
     """`/v1/privacy/plan`
 
@@ -330,8 +365,8 @@ class Overview(Shape):
     cautions: list[str]
 
 
-class CorpusOverview(Shape):
-    """`/v1/admin/overview` under the promise `corpus`"""
+class PlainOverview(Shape):
+    """`/v1/admin/overview` under the promise `corpus`, and of a student"""
 
     model: str
     has_chat_template: bool
@@ -358,7 +393,7 @@ class Point(Shape):
 
 
 class RecentPoint(Shape):
-    """A few seconds. Under the promise `corpus` every token counts as private and `dissent_tokens` is 0."""
+    """A few seconds. Where nothing is charged every token counts as private and `dissent_tokens` is 0."""
 
     at: str
     private_tokens: int

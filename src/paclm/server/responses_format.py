@@ -109,7 +109,7 @@ class ResponseReply(Reply):
     def events(self, answer: int, piece: Piece, cost: Figures | None = None) -> bytes:
         """The events of one piece; none while its text is held back. The cost comes with the closing."""
         marks = self._unmarked.setdefault(answer, [])
-        if piece.mark != "dp":  # as all are, then
+        if piece.mark not in ("dp", "student"):  # as all are, then
             marks.append(piece.mark)
         is_last = piece.finish_reason is not None
         split = self._split(piece.text, is_last=is_last)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from paclm.server.openapi import Cost, Promise, Shape
+from paclm.server.openapi import Cost, Promise, Shape, StudentPromise
 
 
 class OutputText(Shape):
@@ -107,4 +107,4 @@ class ResponseObject(Shape):
     metadata: dict[str, str]
     user: str | None
     usage: ResponseUsage
-    privacy: Cost | Promise
+    privacy: Cost | Promise | StudentPromise

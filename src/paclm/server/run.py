@@ -1,4 +1,4 @@
-"""Serve a workspace with two processes: this one, the curator, and the front that it starts.
+"""Serve a workspace, or a student, with two processes: this one, the curator, and the front that it starts.
 
     paclm serve ── bind the port ── start the front ── open ledger and models, warm up ── hello ── step until the end
                                         └ imports, tokenizer ── waits for hello ── listens, speaks HTTP
@@ -13,11 +13,9 @@ and no master key. Either process ends when the other has; then the ledger holds
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import gc
 import ipaddress
 import logging
-import os
 import signal
 import socket
 import subprocess
@@ -32,13 +30,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from paclm.config import PromiseName, ServerConfig, in_shell, is_postgres
+from paclm.config import PromiseName, RuntimeConfig, ServerConfig, in_shell
 from paclm.curator.curator import Curator
-from paclm.curator.custody import WITNESS_VARIABLE, check_fit, holding_of, named_witness
+from paclm.curator.custody import check_fit, holding_of, named_witness
 from paclm.curator.dp_decoder import DpDecoder, check_dp_adapter, load_dp_models
-from paclm.curator.master_key import KEY_VARIABLES
 from paclm.curator.preflight import budgets_of, load_engine
 from paclm.curator.redacted import hide_memory
+from paclm.curator.student_decoder import StudentDecoder
 from paclm.curator.vote_source import VoteSource
 from paclm.engine.base_model import base_of
 from paclm.errors import EngineError, LedgerError, ServiceError
@@ -46,14 +44,16 @@ from paclm.ledger.address import exists, refuse_if_fenced, take_hold
 from paclm.ledger.dp_log import DpLog
 from paclm.server import address, telemetry
 from paclm.server.api_keys import KeyStore
-from paclm.server.database import service_database, service_path
+from paclm.server.database import open_database, service_address, service_path
+from paclm.server.front_process import Front, start_front, wait_for_old_front
 from paclm.server.idempotency import Replies
 from paclm.server.messages import BrokenLink, Link, Setup
 from paclm.server.scheduler import Scheduler
 from paclm.server.standby import check_take_over, open_when_free
+from paclm.worlds.fingerprints import Base
 from paclm.worlds.layout import MANIFEST_FILE, dp_log_path
-from paclm.worlds.settings import ADDRESS_VARIABLES
 from paclm.worlds.storage import only_one
+from paclm.worlds.student_folder import StudentFolder, make_state_folder
 from paclm.worlds.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -61,10 +61,6 @@ if TYPE_CHECKING:
     from paclm.server.postgres_front import Login
 
 ADMIN = "admin"
-_LOGIN_VARIABLES = ("PGPASSWORD", "PGPASSFILE", "PGSERVICE", "PGSERVICEFILE")
-"""Where libpq finds the owner's password."""
-_END_SECONDS = 20.0
-"""For a front to finish its accounting after the curator has stopped; a client that does not read delays it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +68,7 @@ class Started:
     """What to announce when it listens."""
 
     url: str
-    curator: Curator | DpDecoder
+    curator: Curator | DpDecoder | StudentDecoder
     setup: Setup
     new_admin_key: str | None
     """Made because there was no key yet; shown this once."""
@@ -110,8 +106,12 @@ def serve(
     hide_memory()
     setup = _setup(workspace, settings, promise)
     with address.bind(settings.host, settings.port) as port:
-        _check_keys(workspace.path, path, setup)
-        with _front(port, workspace) as front, _ended_by_sigterm(), workers or nullcontext() as group:
+        _check_keys(service_address(workspace.path), path, setup)
+        with (
+            start_front(port, workspace.path, base_of(workspace)) as front,
+            _ended_by_sigterm(),
+            workers or nullcontext() as group,
+        ):
             _check_front(workspace)
             check, engine = partial(_check_standby, workspace, promise, witness), None
             if take_over:  # a host that could not serve must not stop one that does
@@ -119,20 +119,74 @@ def serve(
                 engine = load_dp_models(workspace)[0] if promise == "corpus" else load_engine(workspace, group)
             opening = partial(_open, workspace, promise, witness, mix_promises, take_over, engine, group)
             curator = open_when_free(workspace, opening, announce_wait, check, take_over=take_over)
-            with curator, ExitStack() as local:
-                is_local = not is_postgres(workspace.ledger_address)  # else the epoch decides who serves
-                if is_local:
-                    local.enter_context(only_one(_lock_path(workspace), f"A server of {workspace.path}"))
-                curator.warm_up(progress)
-                if is_local:
-                    _wait_for_old_front(front)
-                admin_key, login = _take_books(workspace, curator.epoch)
-                address.listen(port)
-                url = _url(port)
-                port.close()
-                started = Started(url, curator, setup, admin_key, front.process.pid)
-                local.enter_context(address.noted(workspace.path, url))
-                _run(front, started, announce, workspace, login, group)
+            books = Books(
+                workspace.path, workspace.path, service_address(workspace.path), workspace.settings.ledger.front_url
+            )
+            _serve(curator, front, port, books, setup, announce, progress, group)
+
+
+def serve_student(
+    student: StudentFolder,
+    base: Base,
+    settings: ServerConfig,
+    announce: Callable[[Started], None],
+    progress: Callable[[int, int], None],
+) -> None:
+    """Serve a student until a signal ends it. Keys and replies are kept with the user, not in its folder."""
+    address.allow_files(settings.max_connections)
+    hide_memory()
+    home = make_state_folder(student)
+    setup = Setup(
+        model_id=settings.model_id or student.path.name,
+        settings=settings,
+        runtime=dataclasses.asdict(RuntimeConfig()),
+        is_loopback=is_loopback_address(settings.host),
+        unit=student.unit,
+        created=int(datetime.fromisoformat(student.created).timestamp()),
+    )
+    with address.bind(settings.host, settings.port) as port:
+        _check_keys(service_path(home), student.path, setup)
+        with start_front(port, home, base) as front, _ended_by_sigterm():
+            decoder = StudentDecoder.open(student, base)
+            _serve(decoder, front, port, Books(student.path, home, service_path(home)), setup, announce, progress, None)
+
+
+class Books(NamedTuple):
+    """Where keys, quotas and replies are kept."""
+
+    named: Path
+    """The folder that is served, for messages."""
+    home: Path
+    """The folder of locks and of the note of where the server listens: the workspace, or a folder of the user."""
+    address: Path | str
+    front_url: str = ""
+    """In a database: the login of the front, if it has one of its own."""
+
+
+def _serve(
+    curator: Curator | DpDecoder | StudentDecoder,
+    front: Front,
+    port: socket.socket,
+    books: Books,
+    setup: Setup,
+    announce: Callable[[Started], None],
+    progress: Callable[[int, int], None],
+    workers: WorkerGroup | None,
+) -> None:
+    with curator, ExitStack() as local:
+        is_local = isinstance(books.address, Path)  # else the epoch decides who serves
+        if is_local:
+            local.enter_context(only_one(_lock_path(books.home), f"A server of {books.named}"))
+        curator.warm_up(progress)
+        if is_local:
+            wait_for_old_front(front)
+        admin_key, login = _take_books(books, curator.epoch)
+        address.listen(port)
+        url = _url(port)
+        port.close()
+        started = Started(url, curator, setup, admin_key, front.process.pid)
+        local.enter_context(address.noted(books.home, url, books.address))
+        _run(front, started, announce, books, login, workers)
 
 
 def check_promise(workspace: Workspace, promise: PromiseName) -> None:
@@ -196,7 +250,7 @@ def _run(
     front: Front,
     started: Started,
     announce: Callable[[Started], None],
-    workspace: Workspace,
+    books: Books,
     login: Login | None,
     workers: WorkerGroup | None,
 ) -> None:
@@ -217,7 +271,7 @@ def _run(
     try:
         url, permit = login or (None, None)
         setup = dataclasses.asdict(started.setup)
-        scheduler.hello(workspace=str(workspace.path), setup=setup, front_url=url, permit=permit)
+        scheduler.hello(workspace=str(books.home), setup=setup, front_url=url, permit=permit)
         scheduler.run()
     except LedgerError:  # says itself what to do next
         raise
@@ -226,7 +280,7 @@ def _run(
             f"{error} The server stopped; the ledger holds what was charged: start the server again."
         ) from error
     except BrokenLink as broken:
-        refuse_if_fenced(workspace.ledger_address, started.curator.epoch)  # that is why the front was ended
+        refuse_if_fenced(books.address, started.curator.epoch)  # that is why the front was ended
         raise ServiceError(
             f"{broken} The server stopped; the ledger holds what was charged: start the server again."
         ) from None
@@ -234,44 +288,6 @@ def _run(
         raise ServiceError(
             "A step failed and the server stopped. The ledger holds what was charged: start the server again."
         ) from error
-
-
-class Front(NamedTuple):
-    """The front process."""
-
-    process: subprocess.Popen[bytes]
-    link: Link
-    lock: int
-    """A file that both have open: locked, it stays so until the last of them has ended."""
-
-
-@contextmanager
-def _front(port: socket.socket, workspace: Workspace) -> Iterator[Front]:
-    """Start the front; at the end close the link, which ends it, and wait until it has finished its accounting."""
-    own, its = socket.socketpair()
-    lock = os.open(service_path(workspace.path).with_name("front.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    sockets = its.fileno(), port.fileno()
-    command = [sys.executable, "-P", "-m", "paclm.server.front", *map(str, sockets), str(base_of(workspace).folder)]
-    private = {*KEY_VARIABLES, WITNESS_VARIABLE, *ADDRESS_VARIABLES, *_LOGIN_VARIABLES}
-    environment = {name: value for name, value in os.environ.items() if name not in private}
-    with own:
-        with its:  # in a session of its own: Ctrl-C reaches this process alone, which passes it on
-            process = subprocess.Popen(
-                command, pass_fds=(*sockets, lock), env=environment, stdin=subprocess.DEVNULL, start_new_session=True
-            )
-        try:
-            yield Front(process, Link(own), lock)
-        except BaseException:
-            process.terminate()
-            raise
-        finally:
-            own.close()
-            try:
-                process.wait(_END_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            os.close(lock)
 
 
 def _tell_worker(link: Link, lost: set[int], news: WorkerNews) -> None:
@@ -323,29 +339,13 @@ def _ended_by_sigterm() -> Iterator[None]:
             signal.signal(signal.SIGTERM, before)
 
 
-def _wait_for_old_front(front: Front) -> None:
-    """After a kill the front of that server still writes to the service database. Call it with the ledger's lock."""
-    deadline = time.monotonic() + _END_SECONDS
-    while True:
-        try:
-            fcntl.flock(front.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise ServiceError(
-                    "The front of an earlier server of this workspace has not ended. Stop that process (it runs "
-                    "paclm.server.front), and start again."
-                ) from None
-            time.sleep(0.05)
-
-
-def _lock_path(workspace: Workspace) -> Path:
+def _lock_path(home: Path) -> Path:
     """Keys, quotas and replies have one server at a time, whatever it promises."""
-    return service_path(workspace.path).with_name("server.lock")
+    return service_path(home).with_name("server.lock")
 
 
-def _check_keys(workspace: Path, named: Path, setup: Setup) -> None:
-    with KeyStore(service_database(workspace)) as keys:
+def _check_keys(service: Path | str, named: Path, setup: Setup) -> None:
+    with KeyStore(open_database(service)) as keys:
         if not setup.is_loopback and not keys.has_keys():
             raise ServiceError(
                 f"{setup.settings.host} can be reached from other machines, but there is no API key yet. Make one "
@@ -353,22 +353,22 @@ def _check_keys(workspace: Path, named: Path, setup: Setup) -> None:
             )
 
 
-def _take_books(workspace: Workspace, epoch: int | None) -> tuple[str | None, Login | None]:
+def _take_books(books: Books, epoch: int | None) -> tuple[str | None, Login | None]:
     """Recover keys and replies; returns a first key, and in a database the front's own login."""
-    address = workspace.ledger_address
+    address = books.address
     if isinstance(address, Path) or epoch is None:
-        return _recover(workspace.path, None), None
+        return _recover(address, None), None
     from paclm.server.postgres_front import let_in, shut_out
 
-    login = shut_out(address, workspace.settings.ledger.front_url, epoch)
-    admin_key = _recover(workspace.path, login.permit)
+    login = shut_out(address, books.front_url, epoch)
+    admin_key = _recover(address, login.permit)
     let_in(address, login)
     return admin_key, login
 
 
-def _recover(workspace: Path, permit: str | None) -> str | None:
+def _recover(service: Path | str, permit: str | None) -> str | None:
     """Settle what a killed server left behind, and make a first key; returns it. Call it with the ledger's lock."""
-    with service_database(workspace, permit) as database:
+    with open_database(service, permit) as database:
         keys = KeyStore(database)
         keys.recover()
         Replies(database).recover()

@@ -21,11 +21,12 @@ from paclm.curator.dp_decoder import DpDecoder
 from paclm.curator.grammar import Grammar
 from paclm.curator.promises import NOTHING_PROMISED
 from paclm.curator.streams import Stream
+from paclm.curator.student_decoder import StudentDecoder
 from paclm.errors import BudgetExceeded, InvalidInput, LedgerError
 from paclm.ledger.events import COUNTS, Usage
 from paclm.privacy.accounting import Account
 from paclm.server import messages
-from paclm.server.corpus_terms import CorpusTerms
+from paclm.server.corpus_terms import CorpusTerms, PlainTerms, StudentTerms
 from paclm.server.messages import (
     Admit,
     BrokenLink,
@@ -207,12 +208,18 @@ class HalfTerms:
             raise RefusedCall("budget_reserved")
 
 
+def _terms_of(curator: Curator | DpDecoder | StudentDecoder) -> HalfTerms | PlainTerms:
+    if isinstance(curator, DpDecoder):
+        return CorpusTerms(curator)
+    return StudentTerms(curator) if isinstance(curator, StudentDecoder) else HalfTerms(curator)
+
+
 class Scheduler:
     """Steps the curator of a promise while any stream is active, until the front says stop or something fails."""
 
     def __init__(
         self,
-        curator: Curator | DpDecoder,
+        curator: Curator | DpDecoder | StudentDecoder,
         link: Link,
         max_waiting: int,
         on_ready: Callable[[], None] = lambda: None,
@@ -221,7 +228,7 @@ class Scheduler:
         """`check_seconds`: how often the engine's workers are looked at while no stream runs; None: it has none."""
         self._curator = curator
         self._check_seconds = check_seconds
-        self._terms = CorpusTerms(curator) if isinstance(curator, DpDecoder) else HalfTerms(curator)
+        self._terms = _terms_of(curator)
         self._link = link
         self._max_waiting = max_waiting
         self._on_ready = on_ready

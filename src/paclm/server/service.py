@@ -15,7 +15,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from paclm.config import PromiseName
 from paclm.curator.streams import Mark, Tokenizer
 from paclm.errors import ServiceError, ServiceStopped
 from paclm.privacy.accounting import units_up
@@ -24,7 +23,7 @@ from paclm.server.api_keys import KeyStore
 from paclm.server.curator_client import CuratorClient, DecoderClient, Transcript
 from paclm.server.grammar_checks import GrammarChecks
 from paclm.server.idempotency import Replies
-from paclm.server.messages import Setup
+from paclm.server.messages import Served, Setup
 from paclm.server.openai_format import Figures, cost_of
 from paclm.server.prompt_length import PromptLength
 from paclm.server.refusals import Refused
@@ -45,13 +44,13 @@ _LOW_SHARE = 10
 class Service(ABC):
     """Start it inside the event loop, and close it there."""
 
-    promise: PromiseName
+    promise: Served
     has_logprobs = False
 
     @property
     def allows_forced_choice(self) -> bool:
-        """Whether answers may be a choice between texts of the caller; under `corpus` the promise covers them."""
-        return self.promise == "corpus" or self.setup.settings.forced_choice
+        """Whether answers may be a choice between texts of the caller; where nothing is charged, always."""
+        return self.promise != "half" or self.setup.settings.forced_choice
 
     def __init__(
         self,

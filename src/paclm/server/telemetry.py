@@ -38,10 +38,10 @@ from prometheus_client import (
 )
 
 from paclm import __version__
-from paclm.config import PromiseName
 from paclm.curator.streams import Mark
 from paclm.errors import InvalidInput
 from paclm.server.api_keys import KeyInfo
+from paclm.server.messages import Served
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -58,7 +58,11 @@ GrammarOutcome = Literal["accepted", "refused", "killed"]
 ROUTES: tuple[str, ...] = get_args(Route)
 REFUSALS: tuple[str, ...] = get_args(RefusalReason)
 GRAMMAR_OUTCOMES: tuple[GrammarOutcome, ...] = get_args(GrammarOutcome)
-MARKS: dict[PromiseName, tuple[Mark, ...]] = {"half": ("agreed", "disputed", "public"), "corpus": ("dp",)}
+MARKS: dict[Served, tuple[Mark, ...]] = {
+    "half": ("agreed", "disputed", "public"),
+    "corpus": ("dp",),
+    "student": ("student",),
+}
 STATUS_CLASSES = ("1xx", "2xx", "3xx", "4xx", "5xx")
 
 BIN_SECONDS = 2
@@ -68,7 +72,7 @@ _RATE_SECONDS = 10
 _STEPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _WAITS = (*_STEPS[3:], 5.0, 10.0, 30.0, 60.0)
 
-_GAUGES: dict[PromiseName, dict[str, str]] = {
+_GAUGES: dict[Served, dict[str, str]] = {
     "half": {
         "paclm_budget_spent_nats": "Charged so far; never a guarantee.",
         "paclm_budget_total_nats": "Committed before the first token; the bounds are at this.",
@@ -80,6 +84,7 @@ _GAUGES: dict[PromiseName, dict[str, str]] = {
         "paclm_promise_delta": "Of all DP trainings on this corpus together; NaN where nothing is promised.",
         "paclm_promise_kept": "1 while the corpus is served under this promise alone; 0 after promises were mixed.",
     },
+    "student": {},
 }
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a time stamp per series would double the output
@@ -253,7 +258,7 @@ class Standing:
 class Metrics:
     """A registry of its own; every method is thread-safe."""
 
-    def __init__(self, promise: PromiseName = "half") -> None:
+    def __init__(self, promise: Served = "half") -> None:
         self.registry = CollectorRegistry()
 
         def counter(name: str, about: str, labels: Sequence[str] = ()) -> Counter:
@@ -265,7 +270,7 @@ class Metrics:
         def gauge(name: str, about: str, labels: Sequence[str] = ()) -> Gauge:
             return Gauge(name, about, labels, registry=self.registry)
 
-        tokens = "Released tokens: agreed (all votes equal), disputed (dissent), public (the budget was spent), or dp."
+        tokens = "Released tokens: agreed (all votes equal), disputed (dissent), public (budget spent), dp, student."
         self._tokens = counter("paclm_tokens", tokens, ["mark"])
         self._key_tokens = counter("paclm_key_tokens", "Released tokens, by name of the API key.", ["key"])
         self._requests = counter("paclm_requests", "Requests answered, by status class.", ["route", "status"])

@@ -52,6 +52,7 @@ from paclm.worlds.registry import (
     trainings_noted,
 )
 from paclm.worlds.settings import render_settings
+from paclm.worlds.student_folder import refuse_student
 from paclm.worlds.workspace import PARTS, Workspace
 
 _FEW_UNITS = 64
@@ -116,7 +117,7 @@ def create_workspace(
 
 
 def check_place(path: str | Path) -> Path:
-    """The absolute path of a new workspace; it must be valid UTF-8, because manifests and output are."""
+    """The absolute path of a new workspace, not that of a student; valid UTF-8, because manifests and output are."""
     place = Path(path).expanduser().absolute()
     try:
         str(place).encode()
@@ -124,6 +125,7 @@ def check_place(path: str | Path) -> Path:
         raise WorkspaceError(
             f"The name of {storage.in_utf8(place)} is not valid UTF-8. Choose another name for the workspace."
         ) from None
+    refuse_student(place)
     return place
 
 

@@ -15,6 +15,7 @@ from paclm.errors import WorkspaceError
 from paclm.worlds.fingerprints import Base, base_files, fingerprint_base, stat_files
 from paclm.worlds.layout import ADAPTERS_FOLDER, MANIFEST_FILE, WORLDS_FILE
 from paclm.worlds.storage import hash_file, write_private_json
+from paclm.worlds.student_folder import refuse_student
 
 FORMAT = 1
 
@@ -121,7 +122,8 @@ def installed_versions() -> dict[str, str]:
 
 
 def load_manifest(workspace: Path) -> Manifest:
-    """Read manifest.json."""
+    """Read manifest.json. Every command that takes a workspace comes by here, and refuses a student."""
+    refuse_student(workspace)
     path = workspace / MANIFEST_FILE
     try:
         values = json.loads(path.read_bytes())

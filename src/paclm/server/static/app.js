@@ -10,7 +10,7 @@ import { reasonOf, setUpLogin, showLogin } from "./js/login.js";
 import { byId, say, saySentence } from "./js/page.js";
 import { askPlan, setUpPlan } from "./js/plan.js";
 import { clearPlayground, setUpPlayground, showPrice } from "./js/playground.js";
-import { showPromise } from "./js/promise.js";
+import { isStudent, showPromise } from "./js/promise.js";
 import { showSettings } from "./js/settings.js";
 
 const EVERY_MS = 2000;
@@ -90,7 +90,8 @@ function openPanel() {
   state.isOpen = true;
   byId("login").hidden = true;
   byId("key").value = "";
-  document.body.dataset.promise = state.overview.promise?.promise ?? "half";
+  document.body.dataset.promise = state.overview.promise ? "corpus" : "half";
+  document.body.dataset.student = String(isStudent(state.overview));
   byId("panel").hidden = false;
   byId("leave").hidden = false;
   byId("main").focus({ preventScroll: true });
@@ -105,7 +106,7 @@ function leave(message = "") {
   key.forget();
   clearTimeout(state.timer);
   Object.assign(state, { isOpen: false, failures: 0, overview: null, history: null, historyAt: 0 });
-  for (const name of ["exhausted", "promise", "mixed"]) delete document.body.dataset[name];
+  for (const name of ["exhausted", "promise", "student", "mixed"]) delete document.body.dataset[name];
   say("model", "");
   setConnection("idle", "Not connected");
   byId("toast").hidden = true;

@@ -4,6 +4,7 @@ import { Refusal, postStream } from "./api.js";
 import { why } from "./figures.js";
 import { count, nats, plural } from "./format.js";
 import { byId, make, say, saySentence } from "./page.js";
+import { isStudent } from "./promise.js";
 
 const MARKS = ["agreed", "disputed", "public"];
 let overview = null;
@@ -42,7 +43,8 @@ export function showPrice(newOverview) {
   if (!(asked >= 1)) {
     say("price", "Ask for at least one token.");
   } else if (!budget) {
-    say("price", "Charges nothing: the promise is the same after any number of requests, unless the operator trains again.");
+    const unless = isStudent(overview) ? "" : ", unless the operator trains again";
+    say("price", `Charges nothing: the promise is the same after any number of requests${unless}.`);
   } else if (budget.is_exhausted) {
     const isPublic = budget.on_exhausted === "public";
     say("price", `${why(budget)}: ${isPublic ? "the public model will answer, free" : "this will be refused"}.`);
