@@ -18,7 +18,7 @@ from paclm.curator.distill import coins_of
 from paclm.curator.transcript import ReleasedText
 from paclm.privacy.belief import FloatArray
 from paclm.study.attacks.record_scores import informed_scores
-from paclm.study.distilled_text import SUPPORT
+from paclm.study.distilled_text import SUPPORT, Source, Written
 from paclm.study.history import Arrays
 from paclm.study.lab import Advance, Lab
 from paclm.study.parts import Parts
@@ -46,6 +46,27 @@ class Name(NamedTuple):
 class Student(NamedTuple):
     stack: AdapterStack  # one world
     seconds: float  # to train it
+
+
+def default_recipe() -> RecipeName:
+    """The kind that `paclm distill` trains with."""
+    from paclm.engine.student import Recipe
+
+    return Recipe().kind
+
+
+class Group(NamedTuple):
+    """Students that differ by secret, coins and noise alone."""
+
+    source: Source
+    tokens: int
+    recipe: RecipeName
+    students: list[Student]
+    written: list[Written]
+
+    @property
+    def is_default(self) -> bool:
+        return self.recipe == default_recipe()
 
 
 def train_students(lab: Lab, texts: Mapping[Name, list[ReleasedText]], parts: Parts) -> dict[Name, Student]:

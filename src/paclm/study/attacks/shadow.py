@@ -29,6 +29,7 @@ from paclm.privacy.bounds import success_bound
 from paclm.study.attacks.belief import chance_to_name
 from paclm.study.attacks.record_scores import FALSE_POSITIVES, roc
 
+_ROUNDING = 1e-9
 _DRAWS = 100_000  # of secrets, for the null distribution over several deployments
 
 
@@ -55,9 +56,17 @@ def attack_half(gains: Gains, membership: BoolArray) -> dict[str, Evidence]:
     own, worlds = gains.own - gains.public, gains.worlds - gains.public[:, None]
     scores = {"loss": gains.own, "reference": own, "lira": lira(own, worlds, membership)}
     found = {name: Evidence(values, auc_in_each(values, membership)) for name, values in scores.items()}
-    log_likelihood = world_likelihoods(own, worlds)
-    belief = normalise(log_likelihood)
-    return found | {"worlds": Evidence(membership_probabilities(belief, membership), log_likelihood)}
+    by_world = world_scores(own, worlds)
+    belief = normalise(by_world)
+    return found | {"worlds": Evidence(membership_probabilities(belief, membership), by_world)}
+
+
+def attack_world(world: int, gains: Gains, membership: BoolArray) -> dict[str, Evidence]:
+    """The attacks on records for the adapter of a world itself (`own` is not read), the others as shadow models."""
+    own, left = gains.worlds[:, world] - gains.public, np.delete(gains.worlds, world, axis=1) - gains.public[:, None]
+    ratio = lira(own, left, np.delete(membership, world, axis=1))
+    scores = {"loss": gains.worlds[:, world], "reference": own, "lira": ratio}
+    return {name: Evidence(values, auc_in_each(values, membership)) for name, values in scores.items()}
 
 
 def lira(own: FloatArray, worlds: FloatArray, membership: BoolArray) -> FloatArray:
@@ -82,17 +91,18 @@ def lira(own: FloatArray, worlds: FloatArray, membership: BoolArray) -> FloatArr
     return scores
 
 
-def world_likelihoods(own: FloatArray, worlds: FloatArray) -> FloatArray:
-    """Log likelihood of each world (m,): the student's gains as a positive multiple of that world's, plus noise.
+def world_scores(own: FloatArray, worlds: FloatArray) -> FloatArray:
+    """Log likelihood ratio of each world (m,) to none: the student's gains as a multiple of that world's, plus noise.
 
-    Of both, only what differs from the mean world counts. Multiple and noise are fitted for each world.
+    Of both, only what differs from the mean world counts. Multiple and noise are fitted for each world; where the
+    multiple is negative the ratio counts against the world.
     """
     middle = worlds.mean(axis=1)
     rest, _ = _fit(own, middle)
     others = np.stack([_fit(column, middle)[0] for column in worlds.T], axis=1)  # (n, m)
     norms = np.linalg.norm(others, axis=0) * np.linalg.norm(rest)
-    alike = np.divide(rest @ others, norms, out=np.zeros(len(norms)), where=norms > 0.0).clip(0.0, 1.0 - 1e-12)
-    found: FloatArray = -0.5 * len(own) * np.log1p(-(alike**2))
+    alike = np.divide(rest @ others, norms, out=np.zeros(len(norms)), where=norms > 0.0)
+    found: FloatArray = -0.5 * len(own) * np.sign(alike) * np.log1p(-np.minimum(alike**2, 1.0 - 1e-12))
     return found
 
 
@@ -102,7 +112,8 @@ def _fit(values: FloatArray, by: FloatArray) -> tuple[FloatArray, float]:
     scale = float(centred @ centred)
     slope = float(centred @ values) / scale if scale > 0.0 else 0.0
     rest: FloatArray = values - values.mean() - slope * centred
-    return rest, slope
+    is_rounding = np.linalg.norm(rest) < _ROUNDING * np.linalg.norm(values)
+    return (np.zeros_like(rest) if is_rounding else rest), slope
 
 
 def auc_in_each(scores: FloatArray, membership: BoolArray) -> FloatArray:

@@ -16,42 +16,28 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from paclm.config import format_budget
 from paclm.errors import InvalidInput
-from paclm.privacy.belief import BoolArray, FloatArray, IntArray
-from paclm.privacy.bounds import success_bound, tpr_bound_from_nats
-from paclm.privacy.leak import mean_and_stderr
 from paclm.privacy.releases import rule_named
 from paclm.study.adapter_scores import ScoredAdapters, score_adapters
-from paclm.study.attacks.record_scores import FALSE_POSITIVES, separate
-from paclm.study.attacks.shadow import (
-    Evidence,
-    Gains,
-    attack_half,
-    auc_in_each,
-    chance_p,
-    half_rates,
-    named_rate,
-    p_at,
-    ranks_of,
-)
-from paclm.study.distilled_text import DistilledText, Source, Written
+from paclm.study.distilled_text import DistilledText, Source
 from paclm.study.lab import Lab
 from paclm.study.leak_tests import FALSE_ALARMS, is_violation
 from paclm.study.regime import Findings, Regime, headline
-from paclm.study.regimes.universe import Candidates, choose_candidates
+from paclm.study.regimes.universe import choose_candidates
 from paclm.study.results import Result, Row
-from paclm.study.students import Name, RecordScores, Student, score_records, train_students
+from paclm.study.student_audit import WORLD, bounds_at, corpus_rows, half_rows, score_all
+from paclm.study.students import Group, Name, default_recipe, train_students
 
 if TYPE_CHECKING:
     from paclm.engine.adapters import AdapterStack
     from paclm.engine.student import RecipeName
 
-NO_NOISE, PUBLIC, WORLD = "no noise", "public model", "its world's adapter"
+NO_NOISE, PUBLIC = "no noise", "public model"
 RECIPES: tuple[RecipeName, ...] = ("coupled", "difference", "text")
 _FEWEST = 16  # tokens of a record that is attacked
 
@@ -76,20 +62,6 @@ class StudentScale:
             raise InvalidInput("Students need releases, numbers of tokens and deployments of at least 1.")
 
 
-class Group(NamedTuple):
-    """Students that differ by secret, coins and noise alone."""
-
-    source: Source
-    tokens: int
-    recipe: RecipeName
-    students: list[Student]
-    written: list[Written]
-
-    @property
-    def is_default(self) -> bool:
-        return self.recipe == _default_recipe()
-
-
 def run(lab: Lab, scale: StudentScale) -> Findings:
     """Write the texts, train the students, score them, attack them."""
     lab.need_all_worlds()
@@ -101,19 +73,13 @@ def run(lab: Lab, scale: StudentScale) -> Findings:
     candidates = choose_candidates(lab, scale.records, scale.record_tokens, _FEWEST)
     attacked = [group for group in groups if group.is_default]
     beside = {"full corpus": lab.stack("full"), **{name: stack for name, (_, stack) in dp.items()}}
-    worlds, others = _scores(lab, scale, attacked, beside, candidates)
-    rows += _half(lab, scale, attacked, writer, candidates, worlds, others)
-    rows += _corpus(lab, attacked, beside, candidates, others)
+    worlds, others = score_all(lab, attacked, beside, candidates)
+    rows += half_rows(lab, attacked, np.array(writer.secrets(scale.deployments)), candidates, worlds, others)
+    rows += corpus_rows(lab, attacked, beside, candidates, others)
     return Findings(rows, [*notes, *_notes(scale, rows)])
 
 
 # --- texts and students -----------------------------------------------------------------------------------------------
-
-
-def _default_recipe() -> RecipeName:
-    from paclm.engine.student import Recipe
-
-    return Recipe().kind
 
 
 def _sources(scale: StudentScale) -> list[Source]:
@@ -123,7 +89,7 @@ def _sources(scale: StudentScale) -> list[Source]:
 
 def _wanted(scale: StudentScale) -> Iterator[tuple[Source, int, RecipeName, int]]:
     """Source, tokens, recipe and deployments of every group."""
-    kind = _default_recipe()
+    kind = default_recipe()
     for source in _sources(scale):
         is_control = source.name in (NO_NOISE, PUBLIC)
         for tokens in sorted({scale.attacked} if is_control else {*scale.tokens, scale.attacked}):
@@ -203,133 +169,10 @@ def _facts(lab: Lab, group: Group) -> Row:
     row |= {"dissent": float(np.mean([one.dissent for one in group.written]))}
     row["generation_seconds"] = float(np.mean([one.seconds for one in group.written]))
     row["training_seconds"] = float(np.mean([one.seconds for one in group.students]))
-    return row | _bounds(lab, nats)
+    return row | bounds_at(lab, nats)
 
 
-def _bounds(lab: Lab, nats: float) -> Row:
-    """Of all that these nats allow; nothing is bounded without noise."""
-    if nats == math.inf:
-        return {"membership_bound": 1.0, "world_bound": 1.0, "true_positives_bound": 1.0}
-    return {
-        "membership_bound": success_bound(nats, 1 / 2),
-        "world_bound": success_bound(nats, 1 / lab.num_worlds),
-        "true_positives_bound": tpr_bound_from_nats(nats, FALSE_POSITIVES[0]),
-    }
-
-
-# --- attacks ----------------------------------------------------------------------------------------------------------
-
-
-def _scores(
-    lab: Lab,
-    scale: StudentScale,
-    groups: Sequence[Group],
-    beside: Mapping[str, AdapterStack],
-    candidates: Candidates,
-) -> tuple[RecordScores, RecordScores]:
-    """Of the worlds, and of all students and then the other adapters, on every candidate."""
-    from paclm.engine.loading import join_stacks
-
-    students = [student.stack for group in groups for student in group.students]
-    other = join_stacks([*students, *beside.values()])
-    sizes = [scale.records, scale.record_tokens]
-    worlds = score_records(
-        lab, "worlds", lab.stack(lab.worlds_name), candidates.tokens, lab.parts("student", ["losses", sizes])
-    )
-    parts = lab.parts("student", ["losses", sizes, other.hashes()])
-    return worlds, score_records(lab, "students", other, candidates.tokens, parts)
-
-
-def _half(
-    lab: Lab,
-    scale: StudentScale,
-    groups: Sequence[Group],
-    writer: DistilledText,
-    candidates: Candidates,
-    worlds: RecordScores,
-    others: RecordScores,
-) -> list[Row]:
-    """Every attack on every group of students, and on the realized worlds' own adapters."""
-    chosen = candidates.is_member
-    membership = lab.membership[candidates.places[chosen]]  # (n, m)
-    secrets = np.array(writer.secrets(scale.deployments))
-    shadows, public = worlds.loss[chosen], worlds.public[chosen]
-    rows, first = [], 0
-    for group in groups:
-        columns = range(first, first + len(group.students))
-        first = columns.stop
-        found = [attack_half(Gains(others.loss[chosen, i], shadows, public), membership) for i in columns]
-        key: Row = {"source": group.source.name, "tokens": group.tokens}
-        nats = group.source.nats_per_token * group.tokens
-        rows += _half_rows(lab, key, found, membership, secrets[: len(found)], nats)
-    own = [_own_adapter(int(secret), shadows, public, membership) for secret in secrets]
-    return rows + _half_rows(lab, {"source": WORLD, "tokens": None}, own, membership, secrets, math.inf)
-
-
-def _own_adapter(secret: int, shadows: FloatArray, public: FloatArray, membership: BoolArray) -> dict[str, Evidence]:
-    """The attacks on a world's adapter itself, with the other worlds as shadow models."""
-    left, inside = np.delete(shadows, secret, axis=1), np.delete(membership, secret, axis=1)
-    found = attack_half(Gains(shadows[:, secret], left, public), inside)
-    return {
-        name: Evidence(one.records, auc_in_each(one.records, membership))
-        for name, one in found.items()
-        if name != "worlds"
-    }
-
-
-def _half_rows(
-    lab: Lab,
-    key: Row,
-    found: Sequence[Mapping[str, Evidence]],
-    membership: BoolArray,
-    secrets: IntArray,
-    nats: float,
-) -> list[Row]:
-    """A row per attack; `found` and `secrets` are of the same deployments."""
-    rows = []
-    for attack in found[0]:
-        evidence = np.stack([one[attack].worlds for one in found])  # (deployments, m)
-        rates = [
-            half_rates(one[attack].records, membership[:, s]) for one, s in zip(found, secrets.tolist(), strict=True)
-        ]
-        row: Row = {"part": "half", **key, "attack": attack, "deployments": len(found), "records": len(membership)}
-        row |= {"charged_nats": nats, "is_bounded": nats < math.inf}
-        for name in ("auc", "true_positives", "rare_true_positives", "success"):
-            row[name], row[f"{name}_stderr"] = mean_and_stderr([getattr(one, name) for one in rates])
-        row["world_rate"] = named_rate(evidence, secrets)
-        row["world_rank"], row["world_rank_stderr"] = mean_and_stderr(ranks_of(evidence, secrets))
-        row["chance_p"] = chance_p(evidence, secrets, lab.rng("student", "null", *key.values(), attack))
-        row["p"] = p_at(row["chance_p"], len(found) * nats)
-        rows.append(row | _bounds(lab, nats))
-    return rows
-
-
-def _corpus(
-    lab: Lab,
-    groups: Sequence[Group],
-    beside: Mapping[str, AdapterStack],
-    candidates: Candidates,
-    scores: RecordScores,
-) -> list[Row]:
-    """Members against held-out records: the first student of every group, and the adapters beside."""
-    columns: list[tuple[Row, int]] = []
-    first = 0
-    for group in groups:
-        columns.append(({"source": group.source.name, "tokens": group.tokens}, first))
-        first += len(group.students)
-    columns += [({"source": name, "tokens": None}, first + i) for i, name in enumerate(beside)]
-    rows = []
-    for key, i in columns:
-        loss = scores.loss[:, i]
-        for attack, values in {"loss": loss, "reference": loss - scores.public, "min-k": scores.min_k[:, i]}.items():
-            rng = lab.rng("student", "bootstrap", attack)
-            found = separate(values, candidates.is_member, candidates.clusters, rng)
-            row: Row = {"part": "corpus", **key, "attack": attack}
-            row["members"], row["others"] = int(candidates.is_member.sum()), int((~candidates.is_member).sum())
-            for name, estimate in found._asdict().items():
-                row[name], row[f"{name}_stderr"] = estimate
-            rows.append(row)
-    return rows
+# --- notes and verdicts -----------------------------------------------------------------------------------------------
 
 
 def _notes(scale: StudentScale, rows: Sequence[Row]) -> list[str]:
@@ -348,9 +191,6 @@ def _notes(scale: StudentScale, rows: Sequence[Row]) -> list[str]:
             "members above every held-out record."
         )
     return notes
-
-
-# --- verdicts ---------------------------------------------------------------------------------------------------------
 
 
 def verdicts(result: Result) -> list[str]:
@@ -391,7 +231,8 @@ REGIME = Regime(
             attacked=3_000,
             records=256,
             record_tokens=128,
-            streams=32,
+            streams=16,
+            length=128,
             recipes=10_000,
         ),
         "paper": StudentScale(
