@@ -122,7 +122,7 @@ def auc_in_each(scores: FloatArray, membership: BoolArray) -> FloatArray:
     inside = membership.sum(axis=0)
     outside = len(scores) - inside
     if (inside == 0).any() or (outside == 0).any():
-        raise InvalidInput("Every world must hold some of the records, and not all.")
+        raise InvalidInput("Every world must hold some of the attacked records, and not all. Attack more records.")
     found: FloatArray = (ranks @ membership - inside * (inside + 1) / 2) / (inside * outside)
     return found
 

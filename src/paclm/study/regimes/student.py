@@ -140,7 +140,8 @@ def _dp_adapters(lab: Lab) -> tuple[dict[str, tuple[Row, AdapterStack]], list[st
             left_out.append(file)
         else:
             epsilon, delta = entry["dp"]["epsilon"], entry["dp"]["delta"]
-            found[f"dp:{epsilon:g}"] = {"epsilon": epsilon, "delta": delta}, stack
+            name = f"dp:{epsilon:g}" if f"dp:{epsilon:g}" not in found else file.removesuffix(".safetensors")
+            found[name] = {"epsilon": epsilon, "delta": delta}, stack
     return found, [f"Left out, because their shape is not that of the worlds: {', '.join(left_out)}."] * bool(left_out)
 
 
@@ -260,7 +261,12 @@ REGIME = Regime(
             is_control=False,
         ),
         headline(
-            "AUC of {attack}, which half, {source}, {tokens:,} tokens", "auc ±", ".3f", part="half", attack="lira"
+            "which half: AUC of {attack}, {source}, {tokens:,} tokens",
+            "auc ±",
+            ".3f",
+            part="half",
+            attack="lira",
+            is_bounded=True,
         ),
     ),
     verdicts=verdicts,
