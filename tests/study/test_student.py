@@ -5,6 +5,7 @@ Statistical tests are seeded; the false-alarm rate of a fresh seed is stated bes
 
 import math
 from dataclasses import replace
+from functools import partial
 from itertools import chain, pairwise
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from paclm.curator.distill import coins_of
+from paclm.engine.student import Recipe
 from paclm.errors import InvalidInput
 from paclm.privacy.bounds import success_bound
 from paclm.privacy.releases import rule_named
@@ -19,9 +21,11 @@ from paclm.study.distilled_text import DistilledText, Source
 from paclm.study.leak_tests import FALSE_ALARMS
 from paclm.study.regimes import student
 from paclm.study.regimes.student import NO_NOISE, PUBLIC
+from paclm.study.regimes.universe import choose_candidates
 from paclm.study.results import Result
 from paclm.study.run import run_regime
-from paclm.study.student_audit import WORLD
+from paclm.study.student_audit import WORLD, half_rows, score_all
+from paclm.study.students import Group, Name, train_students
 from paclm.study.tables import table_named
 from study.rehearsal import SCALES, build_trainable_workspace
 from study.small_lab import open_lab
@@ -222,6 +226,47 @@ def test_worlds_that_are_not_all_studied_and_empty_scales_are_refused(template, 
 
 
 # --- the audit --------------------------------------------------------------------------------------------------------
+
+
+def audit(lab, source, recipe, count=4, tokens=4000):
+    """Rows of the attacks on so many deployments, by attack."""
+    writer = writer_of(lab, streams=64, length=32)
+    for deployment in range(count):
+        writer.write(source, deployment, tokens)
+    names = [Name(source.name, deployment, tokens, recipe) for deployment in range(count)]
+    texts = {name: writer.first(source, name.deployment, tokens).texts for name in names}
+    parts = lab.parts("student", "audit")
+    students = train_students(lab, texts, parts)
+    written = [writer.first(source, name.deployment, tokens) for name in names]
+    group = Group(source, tokens, recipe, [students[name] for name in names], written)
+    candidates = choose_candidates(lab, 40, 40, 16)
+    scores = score_all(lab, [group], {"full corpus": lab.stack("full")}, candidates)
+    rows = half_rows(lab, [group], np.array(writer.secrets(count)), candidates, *scores)
+    return {row["attack"]: row for row in rows if row["source"] == source.name}
+
+
+@pytest.fixture
+def fast(monkeypatch):
+    """Students learn quickly here: the worlds of this workspace are far from the public model."""
+    monkeypatch.setattr("paclm.engine.student.Recipe", partial(Recipe, learning_rate=0.03))
+
+
+def test_the_audit_finds_students_of_text_without_noise(lab, fast):
+    rows = audit(lab, Source(NO_NOISE, rule_named("gaussian"), math.inf), "coupled")
+    assert rows["worlds"]["world_rate"] == 1.0
+    assert rows["worlds"]["chance_p"] < 1e-3
+    assert rows["worlds"]["auc"] > 0.9
+
+
+def test_the_audit_finds_nothing_in_students_of_public_text(lab, fast):
+    """Plain cross-entropy, because a coupled student of the public model's own text is that model.
+
+    Four attacks at 0.0025 each: with a fresh seed this fails at most once in a hundred.
+    """
+    rows = audit(lab, Source(PUBLIC, None, 0.0), "text")
+    assert len(rows) == 4
+    assert all(row["p"] == row["chance_p"] > FALSE_ALARMS / 4 for row in rows.values())
+    assert rows["reference"]["auc"] != 0.5, "students that did not move prove nothing"
 
 
 def verdicts_of(rows):
