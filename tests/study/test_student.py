@@ -17,7 +17,7 @@ from paclm.engine.student import Recipe
 from paclm.errors import InvalidInput
 from paclm.privacy.bounds import success_bound
 from paclm.privacy.releases import rule_named
-from paclm.study.distilled_text import DistilledText, Source
+from paclm.study.distilled_text import DistilledText, TextSource
 from paclm.study.leak_tests import FALSE_ALARMS
 from paclm.study.regimes import student
 from paclm.study.regimes.student import NO_NOISE, PUBLIC
@@ -31,7 +31,7 @@ from study.rehearsal import SCALES, build_trainable_workspace
 from study.small_lab import open_lab
 
 SCALE = SCALES["student"]
-GAUSSIAN = Source("gaussian", rule_named("gaussian"), 2.0**-4)
+GAUSSIAN = TextSource("gaussian", rule_named("gaussian"), 2.0**-4)
 SECONDS = ("generation_seconds", "training_seconds")
 
 
@@ -89,7 +89,7 @@ def test_all_streams_and_parts_share_one_secret_and_one_belief(lab, monkeypatch)
         return done
 
     writer = writer_of(lab)
-    writer.write(Source("spied", GAUSSIAN.rule._replace(release=spy), 2.0**-4), 1, 150)
+    writer.write(TextSource("spied", GAUSSIAN.rule._replace(release=spy), 2.0**-4), 1, 150)
     assert len(seen) > 20
     assert {secret for secret, _, _ in seen} == {writer.secrets(2)[1]}
     for (_, _, after), (_, before, _) in pairwise(seen):
@@ -99,7 +99,7 @@ def test_all_streams_and_parts_share_one_secret_and_one_belief(lab, monkeypatch)
 
 def test_coins_of_the_texts_are_those_of_the_votes(lab):
     """Without noise the token is the realized world's vote: the largest of its logit plus coin."""
-    writer, source = writer_of(lab), Source(NO_NOISE, rule_named("gaussian"), math.inf)
+    writer, source = writer_of(lab), TextSource(NO_NOISE, rule_named("gaussian"), math.inf)
     writer.write(source, 0, 40)
     secret = writer.secrets(1)[0]
     engine = lab.engine(context=32)
@@ -115,7 +115,7 @@ def test_deployments_have_secrets_and_coins_of_their_own_and_releases_share_them
     secrets = writer.secrets(50)
     assert secrets[:10] == writer.secrets(10)
     assert len(set(secrets)) > 4
-    plurality = Source("plurality", rule_named("plurality"), 2.0**-4)
+    plurality = TextSource("plurality", rule_named("plurality"), 2.0**-4)
     for source in (GAUSSIAN, plurality):
         for deployment in (0, 1):
             writer.write(source, deployment, 20)
@@ -129,9 +129,9 @@ def test_deployments_have_secrets_and_coins_of_their_own_and_releases_share_them
 
 def test_only_what_reads_the_secret_is_charged():
     assert GAUSSIAN.nats_per_token == 2.0**-4
-    assert Source("plurality", rule_named("plurality"), 2.0**-4).nats_per_token == 0.0
-    assert Source(PUBLIC, None, 0.0).nats_per_token == 0.0
-    assert Source(NO_NOISE, rule_named("gaussian"), math.inf).nats_per_token == math.inf
+    assert TextSource("plurality", rule_named("plurality"), 2.0**-4).nats_per_token == 0.0
+    assert TextSource(PUBLIC, None, 0.0).nats_per_token == 0.0
+    assert TextSource(NO_NOISE, rule_named("gaussian"), math.inf).nats_per_token == math.inf
 
 
 # --- the regime -------------------------------------------------------------------------------------------------------
@@ -252,7 +252,7 @@ def fast(monkeypatch):
 
 
 def test_the_audit_finds_students_of_text_without_noise(lab, fast):
-    rows = audit(lab, Source(NO_NOISE, rule_named("gaussian"), math.inf), "coupled")
+    rows = audit(lab, TextSource(NO_NOISE, rule_named("gaussian"), math.inf), "coupled")
     assert rows["worlds"]["world_rate"] == 1.0
     assert rows["worlds"]["chance_p"] < 1e-3
     assert rows["worlds"]["auc"] > 0.9
@@ -263,7 +263,7 @@ def test_the_audit_finds_nothing_in_students_of_public_text(lab, fast):
 
     Four attacks at 0.0025 each: with a fresh seed this fails at most once in a hundred.
     """
-    rows = audit(lab, Source(PUBLIC, None, 0.0), "text")
+    rows = audit(lab, TextSource(PUBLIC, None, 0.0), "text")
     assert len(rows) == 4
     assert all(row["p"] == row["chance_p"] > FALSE_ALARMS / 4 for row in rows.values())
     assert rows["reference"]["auc"] != 0.5, "students that did not move prove nothing"

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 SUPPORT = 200
 
 
-class Source(NamedTuple):
+class TextSource(NamedTuple):
     """Who writes the text."""
 
     name: str
@@ -48,7 +48,7 @@ class Source(NamedTuple):
         return self.per_token if self.rule is not None and self.rule.reads_secret else 0.0
 
 
-class Written(NamedTuple):
+class WrittenText(NamedTuple):
     """The first tokens of one deployment."""
 
     texts: list[ReleasedText]
@@ -71,7 +71,7 @@ class DistilledText:
         secrets: list[int] = draw_secrets(self._lab.num_worlds, self._seed, deployments).tolist()
         return secrets
 
-    def write(self, source: Source, deployment: int, num_tokens: int, advance: Advance = lambda _: None) -> None:
+    def write(self, source: TextSource, deployment: int, num_tokens: int, advance: Advance = lambda _: None) -> None:
         """Write so many tokens of a deployment at least; parts that were written before are read."""
         name = self._lab.worlds_name if source.rule is not None else "full"  # any adapter: the public model is beside
         context = len(self._prompt) + self._length
@@ -90,7 +90,7 @@ class DistilledText:
                 break
         self._parts[source.name, deployment] = found
 
-    def first(self, source: Source, deployment: int, num_tokens: int) -> Written:
+    def first(self, source: TextSource, deployment: int, num_tokens: int) -> WrittenText:
         """The first tokens of what was written."""
         parts = self._parts[source.name, deployment]
         sizes = np.cumsum([len(one["tokens"]) for one in parts])
@@ -98,10 +98,10 @@ class DistilledText:
         total = sum(len(one["tokens"]) for one in used)
         seconds = sum(float(one["seconds"]) for one in used) * min(1.0, num_tokens / total)
         dissent = sum(int(one["dissent"]) for one in used) / total
-        return Written(first_tokens(self._texts(deployment, used), num_tokens), seconds, dissent)
+        return WrittenText(first_tokens(self._texts(deployment, used), num_tokens), seconds, dissent)
 
     def _write_part(
-        self, engine: Engine, source: Source, deployment: int, part: int, secret: int, belief: FloatArray
+        self, engine: Engine, source: TextSource, deployment: int, part: int, secret: int, belief: FloatArray
     ) -> Arrays:
         """As many streams as run side by side, from the belief that the part before left."""
         began = time.perf_counter()

@@ -18,7 +18,7 @@ from paclm.curator.distill import coins_of
 from paclm.curator.transcript import ReleasedText
 from paclm.privacy.belief import FloatArray
 from paclm.study.attacks.record_scores import informed_scores
-from paclm.study.distilled_text import SUPPORT, Source, Written
+from paclm.study.distilled_text import SUPPORT, TextSource, WrittenText
 from paclm.study.history import Arrays
 from paclm.study.lab import Advance, Lab
 from paclm.study.parts import Parts
@@ -58,11 +58,11 @@ def default_recipe() -> RecipeName:
 class Group(NamedTuple):
     """Students that differ by secret, coins and noise alone."""
 
-    source: Source
+    source: TextSource
     tokens: int
     recipe: RecipeName
     students: list[Student]
-    written: list[Written]
+    written: list[WrittenText]
 
     @property
     def is_default(self) -> bool:

@@ -24,7 +24,7 @@ from paclm.config import format_budget
 from paclm.errors import InvalidInput
 from paclm.privacy.releases import rule_named
 from paclm.study.adapter_scores import ScoredAdapters, score_adapters
-from paclm.study.distilled_text import DistilledText, Source
+from paclm.study.distilled_text import DistilledText, TextSource
 from paclm.study.lab import Lab
 from paclm.study.leak_tests import FALSE_ALARMS, is_violation
 from paclm.study.regime import Findings, Regime, headline
@@ -82,13 +82,13 @@ def run(lab: Lab, scale: StudentScale) -> Findings:
 # --- texts and students -----------------------------------------------------------------------------------------------
 
 
-def _sources(scale: StudentScale) -> list[Source]:
-    released = [Source(name, rule_named(name), scale.per_token) for name in scale.releases]
-    return [*released, Source(NO_NOISE, rule_named("gaussian"), math.inf), Source(PUBLIC, None, 0.0)]
+def _sources(scale: StudentScale) -> list[TextSource]:
+    released = [TextSource(name, rule_named(name), scale.per_token) for name in scale.releases]
+    return [*released, TextSource(NO_NOISE, rule_named("gaussian"), math.inf), TextSource(PUBLIC, None, 0.0)]
 
 
-def _wanted(scale: StudentScale) -> Iterator[tuple[Source, int, RecipeName, int]]:
-    """Source, tokens, recipe and deployments of every group."""
+def _wanted(scale: StudentScale) -> Iterator[tuple[TextSource, int, RecipeName, int]]:
+    """TextSource, tokens, recipe and deployments of every group."""
     kind = default_recipe()
     for source in _sources(scale):
         is_control = source.name in (NO_NOISE, PUBLIC)
@@ -103,7 +103,7 @@ def _wanted(scale: StudentScale) -> Iterator[tuple[Source, int, RecipeName, int]
 
 def _distill(lab: Lab, scale: StudentScale, writer: DistilledText) -> list[Group]:
     wanted = list(_wanted(scale))
-    most: dict[tuple[Source, int], int] = {}
+    most: dict[tuple[TextSource, int], int] = {}
     for source, tokens, _, deployments in wanted:
         for deployment in range(deployments):
             most[source, deployment] = max(tokens, most.get((source, deployment), 0))
