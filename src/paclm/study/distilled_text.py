@@ -16,12 +16,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from paclm.curator.distill import first_tokens
 from paclm.curator.research import ResearchSession
 from paclm.curator.streams import encode_prompt
-from paclm.curator.transcript import ReleasedText
 from paclm.privacy.belief import FloatArray, uniform_belief
-from paclm.privacy.randomness import ResearchNoise
+from paclm.privacy.randomness import Coins, ResearchNoise, next_gumbel
 from paclm.privacy.releases import Rule
 from paclm.study.history import Arrays
 from paclm.study.lab import Advance, Lab
@@ -31,6 +29,7 @@ from paclm.worlds.settings import Voting
 
 if TYPE_CHECKING:
     from paclm.engine.engine import Engine
+    from paclm.engine.student import Passage
 
 SUPPORT = 200
 
@@ -51,7 +50,7 @@ class TextSource(NamedTuple):
 class WrittenText(NamedTuple):
     """The first tokens of one deployment."""
 
-    texts: list[ReleasedText]
+    texts: list[Passage]
     seconds: float  # to generate them
     dissent: float  # share of the tokens of their parts that the worlds differed on
 
@@ -98,7 +97,7 @@ class DistilledText:
         total = sum(len(one["tokens"]) for one in used)
         seconds = sum(float(one["seconds"]) for one in used) * min(1.0, num_tokens / total)
         dissent = sum(int(one["dissent"]) for one in used) / total
-        return WrittenText(first_tokens(self._texts(deployment, used), num_tokens), seconds, dissent)
+        return WrittenText(self._texts(deployment, used, num_tokens), seconds, dissent)
 
     def _write_part(
         self, engine: Engine, source: TextSource, deployment: int, part: int, secret: int, belief: FloatArray
@@ -128,13 +127,23 @@ class DistilledText:
             "seconds": np.array(time.perf_counter() - began),
         }
 
-    def _texts(self, deployment: int, found: Sequence[Arrays]) -> list[ReleasedText]:
-        texts: list[ReleasedText] = []
-        for one in found:
-            for tokens in np.split(one["tokens"], np.cumsum(one["lengths"])[:-1]):
-                seed = self._coins(deployment, len(texts))
-                texts.append(ReleasedText(self._prompt, seed, self._temperature, tokens.tolist()))
+    def _texts(self, deployment: int, parts: Sequence[Arrays], num_tokens: int) -> list[Passage]:
+        """The first streams that have so many tokens together; the last is cut."""
+        from paclm.engine.student import Passage
+
+        texts: list[Passage] = []
+        for part in parts:
+            for tokens in np.split(part["tokens"], np.cumsum(part["lengths"])[:-1]):
+                own, seed = tokens[:num_tokens], self._coins(deployment, len(texts))
+                if own.size:
+                    texts.append(Passage(self._prompt, tuple(own.tolist()), seed, self._temperature))
+                num_tokens -= own.size
         return texts
 
     def _coins(self, deployment: int, stream: int) -> int:
         return self._lab.seed_for("student", "coins", deployment, stream)
+
+
+def coins_of(draws: Sequence[tuple[int, int]], size: int) -> FloatArray:
+    """The public coins (n, size) of tokens, by seed and step."""
+    return next_gumbel([Coins(seed, step) for seed, step in draws], size)

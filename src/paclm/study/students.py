@@ -14,11 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from paclm.curator.distill import coins_of
-from paclm.curator.transcript import ReleasedText
 from paclm.privacy.belief import FloatArray
 from paclm.study.attacks.record_scores import informed_scores
-from paclm.study.distilled_text import SUPPORT, TextSource, WrittenText
+from paclm.study.distilled_text import SUPPORT, TextSource, WrittenText, coins_of
 from paclm.study.history import Arrays
 from paclm.study.lab import Advance, Lab
 from paclm.study.parts import Parts
@@ -26,7 +24,7 @@ from paclm.study.quality import score_targets
 
 if TYPE_CHECKING:
     from paclm.engine.adapters import AdapterStack
-    from paclm.engine.student import RecipeName
+    from paclm.engine.student import Passage, RecipeName
 
 _RECORDS_IN_A_PART = 64
 
@@ -69,7 +67,7 @@ class Group(NamedTuple):
         return self.recipe == default_recipe()
 
 
-def train_students(lab: Lab, texts: Mapping[Name, list[ReleasedText]], parts: Parts) -> dict[Name, Student]:
+def train_students(lab: Lab, texts: Mapping[Name, list[Passage]], parts: Parts) -> dict[Name, Student]:
     """Train on these texts what was not trained before; the base model is loaded once."""
     from paclm.engine.memory import release_memory
     from paclm.engine.student import Recipe
@@ -93,18 +91,17 @@ class _School:
         self._lab = lab
         self._model: Any = None
 
-    def train(self, texts: Sequence[ReleasedText], recipe: RecipeName, advance: Advance) -> Arrays:
+    def train(self, texts: Sequence[Passage], recipe: RecipeName, advance: Advance) -> Arrays:
         from paclm.engine.base_model import base_of
-        from paclm.engine.student import Passage, Recipe, train_student
+        from paclm.engine.student import Recipe, train_student
 
         workspace = self._lab.workspace
         if self._model is None:
             self._model = self._load()
-        passages = [Passage(one.prompt, tuple(one.tokens), one.coins_seed, one.temperature) for one in texts]
         began = time.perf_counter()
         stack = train_student(
             self._model,
-            passages,
+            texts,
             workspace.training,
             Recipe(kind=recipe),
             base=base_of(workspace).fingerprint,

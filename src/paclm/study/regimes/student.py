@@ -88,7 +88,7 @@ def _sources(scale: StudentScale) -> list[TextSource]:
 
 
 def _wanted(scale: StudentScale) -> Iterator[tuple[TextSource, int, RecipeName, int]]:
-    """TextSource, tokens, recipe and deployments of every group."""
+    """Source, tokens, recipe and deployments of every group."""
     kind = default_recipe()
     for source in _sources(scale):
         is_control = source.name in (NO_NOISE, PUBLIC)
