@@ -416,8 +416,9 @@ def student(result: Result) -> Canvas:
     axes.axhline(0.0, color=GREY, lw=0.8, label="public model")
     for row, dashes in zip((row for row in rows if not row["is_student"]), cycle((":", "-.", (0, (5, 1))))):
         axes.axhline(row["retained_gain"], color=PINK, lw=1.0, ls=dashes, label=row["source"])
+    tokens = [row["tokens"] for row in found if row["is_student"]]
     axes.set_xscale("log")
-    axes.set(xlabel="tokens distilled", ylabel="gain kept")
+    axes.set(xlabel="tokens distilled", ylabel="gain kept", xlim=(min(tokens) / 1.5, 1.5 * max(tokens)))
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     canvas.legend(loc="outside lower center", ncols=3, fontsize=7)
     return canvas
