@@ -28,6 +28,7 @@ from paclm.study.regimes import (
     regime_named,
     releases,
     sessions,
+    student,
     sweep,
     tokens_only,
     universe,
@@ -76,6 +77,20 @@ SCALES = {
     "releases": releases.ReleasesScale(60, 2, 4, 20),
     "sessions": sessions.SessionScale(
         sessions=2, queries=2, tokens=8, prompt=8, budgets=(2.0**-4, 2.0**-16), horizons=(8, 16)
+    ),
+    "student": student.StudentScale(
+        positions=60,
+        gumbel_draws=2,
+        tokens=(40, 90),
+        releases=("gaussian", "plurality"),
+        per_token=2.0**-32,
+        deployments=2,
+        attacked=40,
+        records=24,
+        record_tokens=24,
+        streams=4,
+        length=16,
+        recipes=90,
     ),
     "sweep": sweep.SweepScale(trials=4, long_trials=2, lengths=(4, 8), budgets=(0.25, 2.0**-16), prompt=8),
     "tokens_only": tokens_only.TokensOnlyScale(60, 2, sessions=3, tokens=8, particles=4),

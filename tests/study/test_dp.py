@@ -9,6 +9,7 @@ import torch
 
 from paclm.curator.dp_account import all_trainings
 from paclm.engine.adapters import AdapterStack
+from paclm.study.adapter_scores import ScoredAdapters
 from paclm.study.recorded_votes import collect_votes
 from paclm.study.regimes import NAMES, ON_REQUEST, SPENDING, accuracy, dp, releases
 from paclm.study.results import Result
@@ -34,7 +35,7 @@ def adapter(lab, name="full"):
 
 def scored(lab, *stacks):
     facts = {"epsilon": 8.0, "delta": 1e-5}
-    return dp.score(lab, SCALE, [dp.DpAdapters(facts, [stack]) for stack in stacks])
+    return dp.score(lab, SCALE, [ScoredAdapters(facts, [stack]) for stack in stacks])
 
 
 def test_the_full_adapter_keeps_all_and_an_empty_one_nothing(small_lab):
@@ -60,7 +61,7 @@ def test_positions_and_coins_are_those_of_accuracy(small_lab, monkeypatch):
         return collect_votes(engine, passages, decodings, seeds, *rest)
 
     monkeypatch.setattr("paclm.study.lab.collect_votes", spy)
-    monkeypatch.setattr(dp, "collect_votes", spy)
+    monkeypatch.setattr("paclm.study.adapter_scores.collect_votes", spy)
     rows = scored(small_lab, adapter(small_lab, "worlds").worlds([3]))
     theirs = rows_of(small_lab, accuracy.REGIME, accuracy.AccuracyScale(SCALE.positions, SCALE.gumbel_draws))
     ours, others = asked
@@ -73,7 +74,7 @@ def test_positions_and_coins_are_those_of_accuracy(small_lab, monkeypatch):
 def test_trainings_at_one_epsilon_are_averaged(small_lab):
     worlds = [adapter(small_lab, "worlds").worlds([i]) for i in (0, 1, 2)]
     alone = scored(small_lab, *worlds)
-    (greedy, _) = dp.score(small_lab, SCALE, [dp.DpAdapters({"epsilon": 8.0, "delta": 1e-5}, worlds)])
+    (greedy, _) = dp.score(small_lab, SCALE, [ScoredAdapters({"epsilon": 8.0, "delta": 1e-5}, worlds)])
     losses = [row["loss"] for row in alone if row["decoder"] == "greedy"]
     assert len(set(losses)) == 3
     assert greedy["trainings"] == 3
@@ -118,7 +119,7 @@ def test_tables_show_dp_and_the_full_adapter_beside_releases(small_lab):
     facts = {"epsilon": 8.0, "delta": 2.5e-4, "mia_bound": 0.7701, "tpr_at_fpr_0_1_percent": 0.11}
     facts |= {"tpr_at_fpr_1_percent": 0.23, "training_seconds": 61.0}
     rows = [
-        {"collection": 1, **row} for row in dp.score(small_lab, SCALE, [dp.DpAdapters(facts, [adapter(small_lab)])])
+        {"collection": 1, **row} for row in dp.score(small_lab, SCALE, [ScoredAdapters(facts, [adapter(small_lab)])])
     ]
     trained = Result(regime="dp", preset="quick", seed=0, scale={}, rows=json.loads(json.dumps(rows)), seconds=1.0)
     table = table_named("tab:releases")

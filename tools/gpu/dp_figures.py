@@ -25,9 +25,10 @@ from paclm.engine.memory import release_memory
 from paclm.engine.training_job import prepare_training
 from paclm.engine.training_order import Blocks, make_blocks
 from paclm.privacy.randomness import DpRandomness
+from paclm.study.adapter_scores import ScoredAdapters
 from paclm.study.eval_text import Passage
 from paclm.study.lab import Lab
-from paclm.study.regimes.dp import REGIME, DpAdapters, score
+from paclm.study.regimes.dp import REGIME, score
 from paclm.study.results import Result, plain, provenance
 from paclm.study.run import device_name
 from paclm.worlds.assignment import units_of
@@ -166,7 +167,7 @@ class Study:
                     "unit": "record",
                     "training_seconds": np.mean(seconds),
                 }
-                trained.append(DpAdapters(facts, [AdapterStack.load(path) for path in paths]))
+                trained.append(ScoredAdapters(facts, [AdapterStack.load(path) for path in paths]))
         if not trained:
             return
         scale = REGIME.presets["quick" if self.options.small else "paper"]

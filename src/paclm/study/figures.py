@@ -18,6 +18,7 @@ from paclm.study.questions import ALL
 from paclm.study.regimes.canaries import even_split_advantage
 from paclm.study.regimes.depth import in_points
 from paclm.study.regimes.knowledge import OTHERS
+from paclm.study.regimes.student import NO_NOISE
 from paclm.study.results import Result, Row
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ Look = tuple[str, str]  # colour and marker
 
 def all_figures() -> list[Figure]:
     """Every figure, by label."""
-    return [canary, degeneracy, depth, flatness, knowledge, MECHANISM, pmixed, releases, session, universe]
+    return [canary, degeneracy, depth, flatness, knowledge, MECHANISM, pmixed, releases, session, student, universe]
 
 
 def drawn(label: str, regime: str, caption: str) -> Callable[[Draw], Figure]:
@@ -384,6 +385,42 @@ def session(result: Result) -> Canvas:
     keys.append(Line2D([], [], color=GREY, marker="o", label="leaked ÷ charged (± one standard error)"))
     keys.append(Line2D([], [], color=GREY, marker="s", mfc="white", ls=":", label="dissent of the same sessions"))
     axes.legend(handles=keys, fontsize=7, loc="lower center", ncols=2)
+    return canvas
+
+
+@drawn(
+    "fig:student",
+    "student",
+    "Gain kept by students of private text, by tokens distilled (coupled Gumbel), beside the full-corpus adapter, the "
+    "public model and DP adapters. Cross: a student of the realized world's own text, without noise. Bars: one "
+    "standard error over passages.",
+)
+def student(result: Result) -> Canvas:
+    canvas = _canvas(4.6, 3.1)
+    axes = canvas.subplots()
+    found = result.select(part="gain", decoder="gumbel", collection=1)
+    rows = [row for row in found if row["retained_gain"] is not None]
+    students = [row for row in rows if row.get("is_default")]
+    names = [row["source"] for row in students if not row["is_control"]]
+    looks = looks_of(names)
+    for number, name in enumerate(dict.fromkeys(names)):
+        (color, marker), own = looks[name], [row for row in students if row["source"] == name]
+        look: Any = {"color": color, "marker": marker, "capsize": 2, "elinewidth": 0.8, "label": name}
+        where, shares, errors = _points(own, "tokens", "retained_gain", aside=1.0 + 0.04 * number)
+        axes.errorbar(where, shares, errors, **look)
+    look = {"color": GREY, "marker": "x", "linestyle": "none", "capsize": 2}
+    control = [row for row in students if row["source"] == NO_NOISE]
+    where, shares, errors = _points(control, "tokens", "retained_gain")
+    axes.errorbar(where, shares, errors, **look)
+    axes.axhline(1.0, color=GREY, lw=0.8, ls="--", label="full corpus (not private)")
+    axes.axhline(0.0, color=GREY, lw=0.8, label="public model")
+    for row, dashes in zip((row for row in rows if not row["is_student"]), cycle((":", "-.", (0, (5, 1))))):
+        axes.axhline(row["retained_gain"], color=PINK, lw=1.0, ls=dashes, label=row["source"])
+    tokens = [row["tokens"] for row in found if row["is_student"]]
+    axes.set_xscale("log")
+    axes.set(xlabel="tokens distilled", ylabel="gain kept", xlim=(min(tokens) / 1.5, 1.5 * max(tokens)))
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    canvas.legend(loc="outside lower center", ncols=3, fontsize=7)
     return canvas
 
 

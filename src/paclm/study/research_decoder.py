@@ -59,8 +59,12 @@ def by_one_session(session: ResearchSession) -> Choose:
     """All streams are released one after another against one secret and one belief, in their order."""
 
     def choose(numbers: list[int], ballot: Ballot, rows: list[int]) -> Chosen:
-        done = [session.release(votes) for votes in _votes(ballot, rows)]
-        return Chosen([one.token for one in done], [one.is_dissent for one in done])
+        votes = _votes(ballot, rows)
+        tokens, is_dissent = votes[:, 0].tolist(), (votes != votes[:, :1]).any(axis=1).tolist()
+        for row, differs in enumerate(is_dissent):
+            if differs:  # what all worlds agree on is released as it is, and moves no belief
+                tokens[row] = session.release(votes[row]).token
+        return Chosen(tokens, is_dissent)
 
     return choose
 
@@ -83,13 +87,17 @@ class ResearchDecoder(Decoder[str]):
 
     def write(self, requests: Sequence[Request], advance: Callable[[int], None] = lambda _: None) -> list[str]:
         """The texts that answer these requests, as many side by side as the engine has room for."""
+        return [self.result(stream) for stream in self.finish(requests, advance)]
+
+    def finish(self, requests: Sequence[Request], advance: Callable[[int], None] = lambda _: None) -> list[Stream]:
+        """The finished streams of these requests."""
         streams = [self.submit(request) for request in requests]
         first = len(self._numbers)
         self._numbers.update((stream, first + i) for i, stream in enumerate(streams))
         while any(stream.finish_reason is None for stream in streams):
             if ended := sum(piece.finish_reason is not None for _, piece in self.step()):
                 advance(ended)
-        return [self.result(stream) for stream in streams]
+        return streams
 
     def step(self) -> list[tuple[Stream, Piece]]:
         """The next token of every stream whose prompt is read: one engine step."""

@@ -12,6 +12,7 @@ from paclm.study.cell import Column
 from paclm.study.computed_tables import CANARY, DP, EVAL_REGIMES, KNOWLEDGE, PMIXED_FULL, PMIXED_FULL_EPS2, SETUP
 from paclm.study.paper_numbers import CANARIES, COST_SETUP
 from paclm.study.regimes.releases import RARE, TARGET
+from paclm.study.student_tables import STUDENT_TABLES
 from paclm.study.table import Table, quantities_table, rows_table
 
 
@@ -382,6 +383,7 @@ _TABLES = (
         lambda result: result.select(part="example", collection=1),
     ),
     DP,
+    *STUDENT_TABLES,
     rows_table(
         "tab:attacks",
         "attacks",

@@ -23,6 +23,7 @@ NAMES = (  # in the order of the paper, then what goes past it
         "choices",
         "depth",
         "dp",
+        "student",
         "attacks",
         "baselines",
         "lm_eval",

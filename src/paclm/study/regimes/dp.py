@@ -13,25 +13,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from paclm.privacy.belief import FloatArray
 from paclm.privacy.dp import format_up
-from paclm.privacy.leak import mean_and_stderr
-from paclm.study.decoding import GREEDY, GUMBEL
-from paclm.study.eval_text import Passage
+from paclm.study.adapter_scores import ScoredAdapters, score_adapters
 from paclm.study.lab import Lab
-from paclm.study.recorded_votes import TextVotes, collect_votes
 from paclm.study.regime import Findings, Regime, headline
 from paclm.study.results import Row
-from paclm.study.statistics import clustered_mean, retained_gain
 from paclm.worlds.layout import adapters_file
 from paclm.worlds.workspace import Workspace
 
 if TYPE_CHECKING:
-    from paclm.engine.adapters import AdapterStack
     from paclm.engine.dp_training import DpProgress
-    from paclm.engine.engine import Engine
 
 _FACTS = ("sampling_rate", "steps", "clip_norm", "learning_rate", "factors", "num_units", "unit")
 _RATES = ("tpr_at_fpr_0_1_percent", "tpr_at_fpr_1_percent")
@@ -45,21 +36,13 @@ class DpScale:
     delta: float | None = None  # n^-1.1
 
 
-@dataclass(frozen=True, slots=True)
-class DpAdapters:
-    """The trainings at one ε: what rows say of them, and their adapters, which differ by sample and noise alone."""
-
-    facts: Row  # epsilon, delta, noise_multiplier, mia_bound …
-    stacks: Sequence[AdapterStack]  # one world each
-
-
 def run(lab: Lab, scale: DpScale) -> Findings:
     """Train at every ε what is not trained yet, then score."""
     trained = [_ensure(lab, epsilon, scale.delta) for epsilon in scale.epsilons]
     return Findings(score(lab, scale, trained), [_spent(lab)])
 
 
-def _ensure(lab: Lab, epsilon: float, delta: float | None) -> DpAdapters:
+def _ensure(lab: Lab, epsilon: float, delta: float | None) -> ScoredAdapters:
     """The study's own adapter of this ε, never the one that is served; trained again if [dp] was changed."""
     from paclm.curator.dp_training import prepare_dp_training
     from paclm.engine.adapters import AdapterStack
@@ -86,7 +69,7 @@ def _ensure(lab: Lab, epsilon: float, delta: float | None) -> DpAdapters:
     facts = {name: card[name] for name in ("epsilon", "delta", "noise_multiplier", *_FACTS)}
     promised = {name: card["alone"][name] for name in ("mia_bound", *_RATES)}
     stack = AdapterStack.load(lab.workspace.adapters_path / adapters_file(name))
-    return DpAdapters({**facts, **promised, "training_seconds": seconds}, [stack])
+    return ScoredAdapters({**facts, **promised, "training_seconds": seconds}, [stack])
 
 
 def _spent(lab: Lab) -> str:
@@ -101,61 +84,9 @@ def _spent(lab: Lab) -> str:
     )
 
 
-def score(lab: Lab, scale: DpScale, trained: Sequence[DpAdapters]) -> list[Row]:
+def score(lab: Lab, scale: DpScale, trained: Sequence[ScoredAdapters]) -> list[Row]:
     """A row per ε and decoder."""
-    from paclm.engine.loading import join_stacks, open_engine
-
-    passages = lab.passages(scale.positions)
-    stacks = [stack for one in trained for stack in one.stacks]
-    stacks += stacks[: len(stacks) % 2]  # voters come in pairs
-    stack = join_stacks([*stacks, lab.stack("full")])
-    lab.release_engine()
-    runtime = dataclasses.replace(lab.runtime, max_sequences=1, context=lab.window)
-    engine = open_engine(lab.workspace, runtime=runtime, stack=stack)
-    decodings = (GREEDY, GUMBEL.times(scale.gumbel_draws))
-    seeds = [lab.seed_for("coins", decoding.name) for decoding in decodings]  # as the votes of other regimes
-    advance = lab.start_task("teacher-forced tokens", sum(passage.num_scored for passage in passages))
-    found = collect_votes(engine, passages, decodings, seeds, True, advance)
-    losses = _losses(engine, passages)
-    rows, first = [], 0
-    for one in trained:
-        own = slice(first, first + len(one.stacks))
-        first = own.stop
-        loss = {"loss": losses[own].mean(), "loss_full": losses[-2], "loss_public": losses[-1]}
-        for decoder, votes in found.items():
-            rows.append({"decoder": decoder, **one.facts, **_accuracy(lab, votes, own), **loss})
-    return rows
-
-
-def _accuracy(lab: Lab, votes: TextVotes, own: slice) -> Row:
-    """How often the token is the true one, averaged over the trainings."""
-    rng, passage = lab.rng("dp", "bootstrap"), votes.passage
-    each: FloatArray = (votes.votes[:, own] == votes.truth[:, None]).astype(np.float64)  # (n, trainings)
-    right, full, public = each.mean(axis=1), votes.column("full") == votes.truth, votes.public == votes.truth
-    row: Row = {"positions": votes.num_positions, "passages": len(np.unique(passage))}
-    row["trainings"] = own.stop - own.start
-    row["accuracy"], row["accuracy_stderr"] = clustered_mean(right, passage, rng)
-    row["accuracy_stderr_of_trainings"] = mean_and_stderr(each.mean(axis=0)).stderr
-    row |= {"accuracy_public": public.mean(), "accuracy_full": full.mean()}
-    row["gain_points"], row["gain_stderr"] = clustered_mean(right - public, passage, rng)
-    share = retained_gain(right, public, full, passage, rng)
-    row["retained_gain"], row["retained_gain_stderr"] = share or (None, None)
-    return row
-
-
-def _losses(engine: Engine, passages: Sequence[Passage]) -> FloatArray:
-    """Mean loss of every adapter and of the public model, (adapters + 1,) nats a token over the whole vocabulary."""
-    import torch
-
-    from paclm.study.baselines.distributions import text_distributions
-
-    parts = []
-    for part in text_distributions(engine, passages):
-        logs = torch.cat([part.log_shards, part.log_public[:, None]], 1)  # (c, W, V)
-        where = part.truth[:, None, None].expand(-1, logs.shape[1], 1)
-        parts.append(-logs.gather(2, where)[:, :, 0].cpu().numpy())
-    means: FloatArray = np.concatenate(parts).mean(axis=0)
-    return means
+    return score_adapters(lab, scale.positions, scale.gumbel_draws, trained)
 
 
 REGIME = Regime(
