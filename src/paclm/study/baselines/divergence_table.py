@@ -98,14 +98,18 @@ class DivergenceTable:
         values = self.values if rows is None else self.values[rows]
         return self._weights(values, np.array([radius]))[..., 0].numpy()
 
-    def mean_gains(self, radii: FloatArray, gains: FloatArray) -> FloatArray:
-        """The mean over rows of λ(β)·gain for many radii: (R,) from gains of the shape of the rows."""
-        values, each = self.values.reshape(-1, len(WEIGHTS)), torch.from_numpy(gains.reshape(-1))
-        total = torch.zeros(len(radii), dtype=torch.float64)
-        for start in range(0, len(values), _ROWS_AT_ONCE):
-            some = slice(start, start + _ROWS_AT_ONCE)
-            total += each[some] @ self._weights(values[some], radii)
-        return (total / len(values)).numpy()
+    def gains(self, radii: FloatArray, each: FloatArray) -> FloatArray:
+        """The mean over shard models of λ(β)·gain at every position, for many radii: rows and gains (n, N) → (n, R)."""
+        n, shards = each.shape
+        at_once = max(1, _ROWS_AT_ONCE // shards)
+        found = torch.empty((n, len(radii)), dtype=torch.float64)
+        for start in range(0, n, at_once):
+            some = slice(start, start + at_once)
+            found[some] = torch.einsum(
+                "cn,cnr->cr", torch.from_numpy(each[some]), self._weights(self.values[some], radii)
+            )
+        means: FloatArray = (found / shards).numpy()
+        return means
 
     def _weights(self, values: NDArray[np.float32], radii: FloatArray) -> Tensor:
         """Rows (..., J) and radii (R,) → λ (..., R) float64."""
