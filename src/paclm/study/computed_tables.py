@@ -133,6 +133,12 @@ def _pmixed_full(epsilon: float, results: Mapping[str, Result]) -> TableData:
             is_broken = row["reading"] != "generous" and row["delta_of_example"] > row["delta"]
             shown = {**row, "b": "", "method": "PMixED", "variant": row["reading"], "is_broken": is_broken}
             rows.append([column.cell(shown, PAPER["tab:pmixed-full, PMixED"].beside(row)) for column in _MATCHED])
+        for row in result.select(kind="ink", epsilon=epsilon, queries=queries, is_selected=True, adjacency="any"):
+            none = dict.fromkeys(
+                ("b", "order", "rate", "empty", "mean_weight", "accuracy_inside", "delta_of_example"), ""
+            )
+            shown = {**row, **none, "variant": "searched" if row["is_searched"] else "τ = 1"}
+            rows.append([column.cell(shown) for column in _MATCHED])
     ensembles = result.select(kind="ensemble")
     first, bound = ensembles[0], pac[0]
     ceilings = ", ".join(f"{row['accuracy_ceiling']:.4f} (N = {row['num_shards']})" for row in ensembles)
