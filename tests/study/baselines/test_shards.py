@@ -54,4 +54,4 @@ def test_missing_shards_are_trained_with_the_settings_given_and_the_workspace_ke
     assert lab.workspace.training == own
     assert lab.workspace.manifest.adapters["shards-2.safetensors"]["training"]["epochs"] == 3
     authors = replace(own, **AUTHORS_TRAINING)
-    assert (authors.rank, authors.alpha, authors.epochs, authors.batch_size) == (4, 32.0, own.epochs, 8)
+    assert (authors.rank, authors.alpha, authors.epochs, authors.batch_size) == (4, 32.0, 15, 8)

@@ -26,7 +26,7 @@ from paclm.study.baselines.ink_search import TEMPERATURES, InkPlayer, targets_of
 from paclm.study.baselines.neighbours import Neighbours
 from paclm.study.baselines.pmixed import PMixedSettings
 from paclm.study.baselines.search import Choice, Digest, DpTarget, choose, expected_truth, make_digest, play
-from paclm.study.baselines.shards import ensure_shards
+from paclm.study.baselines.shards import authors_refinements, ensure_shards
 from paclm.study.baselines.worst_case import worst_loss
 from paclm.study.lab import Lab
 from paclm.study.recorded_votes import TextVotes
@@ -39,13 +39,14 @@ from paclm.worlds.layout import adapters_file
 DELTA = 1e-5
 READINGS = ("rigorous", "generous", "strict")
 RATES = (1.0, 0.5, 0.3, 0.2, 0.1, 0.05, 0.03, 0.02, 0.01, 0.005, 0.002, 0.001, 0.0005, 0.0002, 0.0001)
-# The published settings, as far as this engine has them: no dropout, no warm-up, no best epoch.
+# The published settings; dropout, warm-up, decay and the best epoch are in `authors_refinements`.
 AUTHORS_TRAINING: Any = {
     "rank": 4,
     "alpha": 32.0,
     "learning_rate": 2e-4,
     "weight_decay": 0.01,
     "batch_size": 8,
+    "epochs": 15,
     "layers": "all",
 }
 ORDERS = (2, 3, 4, 8, 16, 32, 64)
@@ -58,7 +59,7 @@ class PMixedScale:
     uses_authors_training: bool  # shard models are trained with PMixED's published settings, or else as the worlds were
     vote_positions: int  # as in `accuracy`; PAC uses those on the same text
     neighbour_queries: int
-    epochs_ratio: int = 5  # epochs of a shard model over those of a world; 10 to 2 in the paper
+    epochs_ratio: int = 5  # epochs of a shard model over those of a world, where its authors' 15 are not taken
     horizons: tuple[int, ...] = (10**2, 10**3, 10**4, 10**5, 10**6)
     epsilons: tuple[float, ...] = (1.0, 2.0)
     orders: tuple[int, ...] = ORDERS
@@ -77,9 +78,11 @@ def run(lab: Lab, scale: PMixedScale) -> Findings:
     for num_shards in scale.shard_counts:
         own = lab.workspace.training
         training = replace(own, epochs=own.epochs * scale.epochs_ratio)
+        refinements = None
         if scale.uses_authors_training:
             training = replace(training, **AUTHORS_TRAINING)
-        ensure_shards(lab, num_shards, training)
+            refinements = authors_refinements(lab, training, scale.public_positions)
+        ensure_shards(lab, num_shards, training, refinements)
         entry = lab.workspace.manifest.adapters[adapters_file(f"shards-{num_shards}")]
         name = f"pmixed-{num_shards}-{entry['sha256'][:8]}"
         rows += parts.rows(name, partial(_of_ensemble, lab, scale, num_shards, entry))
@@ -128,6 +131,7 @@ def _of_ensemble(lab: Lab, scale: PMixedScale, num_shards: int, entry: Mapping[s
 
 
 def _ensemble_row(digest: Digest, entry: Mapping[str, Any]) -> Row:
+    refined = entry.get("refinements", {})
     return {
         "kind": "ensemble",
         "num_shards": digest.num_shards,
@@ -141,6 +145,9 @@ def _ensemble_row(digest: Digest, entry: Mapping[str, Any]) -> Row:
         "epochs": entry["training"]["epochs"],
         "rank": entry["training"]["rank"],
         "learning_rate": entry["training"]["learning_rate"],
+        "dropout": refined.get("dropout", 0.0),
+        "warmup_steps": refined.get("warmup_steps", 0),
+        "is_validated": refined.get("validation") is not None,
     }
 
 
@@ -311,7 +318,12 @@ def _notes(scale: PMixedScale, *, has_public_text: bool) -> list[str]:
             else "Nothing was searched: τ = 1 and the largest number of shards. To search, give --public-text."
         ),
         "λ comes from tables that round to the safe side: a few tenths of a per cent below the exact weight.",
-        "Shard models have no dropout, no warm-up and no choice of the best epoch, unlike the authors'."
+        "Shard models were trained by the authors' settings; warm-up takes at most a quarter of the steps"
+        + (
+            ", and the best of 15 epochs was found on public text."
+            if has_public_text
+            else ", and the last epoch is kept."
+        )
         if scale.uses_authors_training
         else "Shard models were trained as the worlds were, for more epochs; the authors' settings are in `paper`.",
     ]
@@ -331,7 +343,7 @@ REGIME = Regime(
     question="At the same provable bound on membership inference, what do differentially private ensembles keep?",
     presets={
         "quick": PMixedScale(1024, (4, 8), False, 4096, 256),
-        "paper": PMixedScale(8176, (8, 16, 32), True, 8176, 1000),
+        "paper": PMixedScale(8176, (8, 16, 32, 64, 128), True, 8176, 1000),
     },
     run=run,
     headlines=(
