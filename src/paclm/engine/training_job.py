@@ -146,6 +146,7 @@ class TrainingJob:
                     processes=self.processes,
                     help_from=None if group is None else self._workers(group).help,
                     refinements=self.refinements,
+                    must_improve=self.refinements is None or self.refinements.validation is None,  # else as it is found
                 )
             trained.stack.save(self.workspace.adapters_path / self.file_name)
             if self.name.startswith("shards"):

@@ -133,7 +133,8 @@ def _pmixed_full(epsilon: float, results: Mapping[str, Result]) -> TableData:
             is_broken = row["reading"] != "generous" and row["delta_of_example"] > row["delta"]
             shown = {**row, "b": "", "method": "PMixED", "variant": row["reading"], "is_broken": is_broken}
             rows.append([column.cell(shown, PAPER["tab:pmixed-full, PMixED"].beside(row)) for column in _MATCHED])
-        for row in result.select(kind="ink", epsilon=epsilon, queries=queries, is_selected=True, adjacency="any"):
+        ink = result.select(kind="ink", epsilon=epsilon, queries=queries, is_selected=True, adjacency="any")
+        for row in sorted(ink, key=lambda row: bool(row["is_searched"])):
             none = dict.fromkeys(
                 ("b", "order", "rate", "empty", "mean_weight", "accuracy_inside", "delta_of_example"), ""
             )

@@ -28,8 +28,8 @@ def check_disjoint(membership: BoolArray, what: str = "these adapters") -> BoolA
     if membership.ndim != 2 or membership.shape[1] < 2 or (shared != 1).any():
         most = int(shared.max()) if shared.size else 0
         raise InvalidInput(
-            f"A record of {what} is in {most} of {membership.shape[-1]} parts. PMixED, AdaPMixED, SubMix and GNMax "
-            "account for one record moving one model, and are void otherwise: train disjoint shards with "
+            f"A record of {what} is in {most} of {membership.shape[-1]} parts. PMixED, InvisibleInk, AdaPMixED, SubMix "
+            "and GNMax account for one record moving one model, and are void otherwise: train disjoint shards with "
             "`paclm train WORKSPACE --what shards:N`, never use worlds."
         )
     return membership
