@@ -106,6 +106,7 @@ class InkTable:
     def see(self, part: Distributions) -> None:
         """Add the positions of a part."""
         self.num_positions += part.num_positions
+        total = torch.zeros(self._total.shape, dtype=torch.float64, device=part.log_public.device)
         for s, score in enumerate(SCORES):
             moves = differences(part, score)
             for c, clip in enumerate(self.clips):
@@ -118,7 +119,8 @@ class InkTable:
                         own, public = (
                             truth_of(scores, allowed, temperature, part.truth) for scores in (moved, part.log_public)
                         )
-                        self._total[s, k, t, c] += float((own - public).sum())
+                        total[s, k, t, c] = (own - public).sum()
+        self._total += total.cpu().numpy()
 
     def choose(self, targets: Sequence[InkTarget]) -> list[InkChoice]:
         """The setting of largest expected gain for each target, in their order."""

@@ -84,16 +84,19 @@ def make_digest(
 ) -> Digest:
     """Digest a stream of parts; `on_part` is called with every part before it is dropped."""
     kept: dict[str, list[np.ndarray]] = {}
-    tables: dict[int, list[np.ndarray]] = {order: [] for order in orders}
+    tables: dict[int, list[DivergenceTable]] = {order: [] for order in orders}
     for part in parts:
         for name, values in _columns(part).items():
             kept.setdefault(name, []).append(values)
         for table in tabulate(compress(part.log_shards, part.log_public), orders):
-            tables[table.order].append(table.values)
+            tables[table.order].append(table)
         on_part(part)
     if not kept:
         raise InvalidInput("There is no position to digest: the text is empty.")
-    joined = {order: DivergenceTable(order, np.concatenate(values)) for order, values in tables.items()}
+    joined = {
+        order: DivergenceTable(order, np.concatenate([one.values for one in some]), some[0].device)
+        for order, some in tables.items()
+    }
     return Digest(tables=joined, **{name: np.concatenate(values) for name, values in kept.items()})
 
 
