@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import get_linear_schedule_with_warmup
 
-from engine.small_training import SEED, SETTINGS, WORLDS, largest_difference, members, plan, text_blocks, train
+from engine.small_training import SEED, SETTINGS, WORLDS, largest_difference, plan, text_blocks, train
 from paclm.engine import training
 from paclm.engine.adapters import AdapterStack, find_targets
 from paclm.engine.lora_product import Dropout, FrozenProduct, ProductAdapter
@@ -209,13 +209,18 @@ def test_a_record_of_one_shard_changes_no_other_shards_batches():
         kept = [i for i in range(60) if i != without]
         blocks = make_blocks([records[i] for i in kept], 16, 64)
         membership = shard_of[kept][:, None] == np.arange(3)
-        schedule = Schedule(blocks, membership, 4, 2, SEED)
-        assert schedule.is_disjoint
-        batches[without] = [texts_of(blocks, schedule.batches([shard])[0]) for shard in range(3)]
+        for own_orders in (True, False):
+            schedule = Schedule(blocks, membership, 4, 2, SEED, own_orders=own_orders)
+            found = [texts_of(blocks, schedule.batches([shard])[0]) for shard in range(3)]
+            batches[without, own_orders] = found
+            for shard in range(3):  # every block of its own, once in each of two epochs
+                seen = sorted(text for step in found[shard] for text in step)
+                own = [tuple(blocks[i]) for i in np.flatnonzero(membership[blocks.records, shard])]
+                assert seen == sorted(own * 2)
     changed = int(shard_of[7])
     for shard in range(3):
-        assert (batches[None][shard] == batches[7][shard]) is (shard != changed)
-    assert not Schedule(text_blocks(), members(), 4, 2, SEED).is_disjoint
+        assert (batches[None, True][shard] == batches[7, True][shard]) is (shard != changed)
+        assert batches[None, False][shard] != batches[7, False][shard]  # the twin
 
 
 def texts_of(blocks: Blocks, picks):

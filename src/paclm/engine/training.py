@@ -93,9 +93,11 @@ def adapter_spec(settings: TrainingConfig) -> AdapterSpec:
     return AdapterSpec(rank=settings.rank, alpha=settings.alpha, targets=names, attention_only=only, top=settings.top)
 
 
-def make_schedule(blocks: Blocks, membership: BoolArray, settings: TrainingConfig, seed: int) -> Schedule:
+def make_schedule(
+    blocks: Blocks, membership: BoolArray, settings: TrainingConfig, seed: int, own_orders: bool = False
+) -> Schedule:
     """The schedule that [training] sets."""
-    return Schedule(blocks, membership, settings.batch_size, settings.epochs, seed, settings.coupled)
+    return Schedule(blocks, membership, settings.batch_size, settings.epochs, seed, settings.coupled, own_orders)
 
 
 def train_worlds(

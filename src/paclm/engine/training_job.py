@@ -217,7 +217,7 @@ def prepare_training(
     model, blocks, threads = load_for_training(workspace, settings, dtype)
     if processes > 1:
         torch.set_num_threads(max(1, torch.get_num_threads() // processes))
-    schedule = make_schedule(blocks, membership, settings, seed)
+    schedule = make_schedule(blocks, membership, settings, seed, own_orders=what.startswith("shards"))
     return TrainingJob(workspace, name, model, schedule, settings, threads, workers, processes)
 
 

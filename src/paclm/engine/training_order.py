@@ -104,6 +104,7 @@ class Schedule:
     epochs: int
     seed: int
     coupled: bool = True
+    own_orders: bool = False  # each world's order depends on its own blocks alone: for disjoint shards
     num_steps: IntArray = field(init=False)  # (m,): steps of each world
     num_tokens: IntArray = field(init=False)  # (m,): tokens each world is trained to predict, over all epochs
 
@@ -133,11 +134,6 @@ class Schedule:
     def num_worlds(self) -> int:
         return int(self.membership.shape[1])
 
-    @property
-    def is_disjoint(self) -> bool:
-        """Whether these are shards: every record is in exactly one of several."""
-        return self.num_worlds > 1 and bool((self.membership.sum(axis=1) == 1).all())
-
     def groups(self, worlds_per_step: int) -> list[IntArray]:
         """Divide the worlds into groups that train together, by number of steps, most first.
 
@@ -149,12 +145,12 @@ class Schedule:
     def batches(self, worlds: Sequence[int] | IntArray) -> IntArray:
         """Block numbers (G, steps, batch_size) of some worlds; NOTHING in short batches and after a world's end."""
         picks = np.full((len(worlds), int(self.num_steps[worlds].max()), self.batch_size), NOTHING, dtype=np.int64)
-        is_disjoint, every = self.is_disjoint, np.arange(len(self.blocks))
+        every = np.arange(len(self.blocks))
         for epoch in range(self.epochs):
-            shared = self._order(every, epoch, None) if self.coupled and not is_disjoint else None
+            shared = self._order(every, epoch, None) if self.coupled and not self.own_orders else None
             for i, world in enumerate(worlds):
                 holds = self.membership[self.blocks.records, world]  # (k,)
-                if is_disjoint:
+                if self.own_orders:
                     own = self._order(np.flatnonzero(holds), epoch, int(world))
                 else:
                     order = shared if shared is not None else self._order(every, epoch, int(world))

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from paclm.engine.training_job import prepare_training
 from paclm.errors import InvalidInput
 from paclm.study.baselines.shards import authors_refinements, check_disjoint, ensure_shards, load_shards
 from paclm.study.eval_text import Passage
@@ -76,3 +77,8 @@ def test_the_authors_training_has_dropout_warm_up_and_an_epoch_chosen_on_public_
     assert own.workspace.training == lab.workspace.training
     without = authors_refinements(lab, training, 60)
     assert without.validation is None, "held-out records are scored and choose nothing"
+
+
+def test_shards_have_orders_of_their_own_and_worlds_share_one(lab):
+    assert prepare_training(lab.workspace, "shards:4").schedule.own_orders
+    assert not prepare_training(lab.workspace, "worlds").schedule.own_orders
