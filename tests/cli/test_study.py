@@ -74,6 +74,20 @@ def test_a_text_of_ones_own_is_scored(workspace, tmp_path, texts):
     assert set(shown["seconds"]) == {"census"}
 
 
+def test_public_text_reaches_the_lab_and_may_not_be_the_text_that_is_scored(workspace, tmp_path, texts, monkeypatch):
+    labs = []
+    monkeypatch.setattr("paclm.study.run.run_regimes", lambda lab, *_: labs.append(lab))
+    (tmp_path / "public.txt").write_text("\n\n\n".join(texts[100:103]))
+    invoke("study", "run", workspace, "census")
+    invoke("study", "run", workspace, "census", "--public-text", tmp_path / "public.txt")
+    both = ("--public-text", tmp_path / "public.txt", "--test-text", tmp_path / "public.txt")
+    invoke("study", "run", workspace, "census", *both)
+    assert labs[0].public_passages(20) == []
+    assert sum(passage.num_scored for passage in labs[1].public_passages(20)) == 20
+    with pytest.raises(InvalidInput):
+        labs[2].public_passages(20)
+
+
 def test_all_leaves_knowledge_out_where_there_are_no_questions(workspace, tmp_path, monkeypatch):
     run = []
     monkeypatch.setattr("paclm.study.run.run_regimes", lambda lab, regimes, *_: run.append([r.name for r in regimes]))

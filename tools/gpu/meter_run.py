@@ -104,7 +104,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     parser.add_argument("--worlds-per-step", type=int)
     parser.add_argument("--small", action="store_true", help="a rehearsal: few records, worlds and tokens")
-    parser.set_defaults(name="meter", seed=0, test_text=None, worlds=None, again=False)
+    parser.set_defaults(name="meter", seed=0, test_text=None, public_text=None, worlds=None, again=False)
     return parser.parse_args()
 
 

@@ -62,6 +62,9 @@ def parse_arguments(description: str | None) -> argparse.Namespace:
     parser.add_argument(
         "--test-text", type=Path, help="text to score on, into a separate folder; default: held-out records"
     )
+    parser.add_argument(
+        "--public-text", type=Path, help="text that is no record and is not scored, for searches; default: no search"
+    )
     parser.add_argument("--work", type=Path, required=True, help="where workspaces are kept between stages")
     parser.add_argument("--out", type=Path, required=True, help="where results go")
     parser.add_argument(
@@ -125,6 +128,7 @@ def needs_worlds(options: argparse.Namespace) -> bool:
 def refusal(options: argparse.Namespace) -> str | None:
     """Why these options cannot be run, or None."""
     worlds, per_step, text, own = options.worlds, options.worlds_per_step, options.test_text, STAGES[options.stage]
+    public = options.public_text
     strangers = [name for name in chosen_regimes(options) if name not in own]
     most = size_of(options).worlds
     rules = [
@@ -134,6 +138,7 @@ def refusal(options: argparse.Namespace) -> str | None:
         (per_step is None or per_step >= 1, f"--worlds-per-step must be 1 or more, not {per_step}"),
         (options.minutes >= 0.0, f"--minutes must be 0 or more, not {options.minutes}"),
         (text is None or text.is_file(), f"--test-text {text}: no such file"),
+        (public is None or public.is_file(), f"--public-text {public}: no such file"),
     ]
     reasons = [reason for is_kept, reason in rules if not is_kept]
     if not reasons:

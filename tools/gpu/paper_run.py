@@ -195,17 +195,18 @@ def make_lab(workspace: Workspace, options: argparse.Namespace, clock: Clock) ->
         say(clock, f"  {what}" + (f" ({total:,})" if total else ""))
         return lambda _: None
 
-    passages = None
-    if options.test_text is not None:
-        from paclm.study.eval_text import read_test_text
+    from paclm.study.eval_text import read_test_text
 
-        passages = read_test_text(options.test_text, load_tokenizer(base_of(workspace)))
+    paths = {"test_text": options.test_text, "public_text": options.public_text}
+    given = {name: path for name, path in paths.items() if path is not None}
+    tokenizer = load_tokenizer(base_of(workspace)) if given else None
+    texts = {name: read_test_text(path, tokenizer) for name, path in given.items()}
     return Lab(
         workspace,
         seed=options.seed,
         start_task=start,
         runtime=runtime,
-        test_text=passages,
+        **texts,
         first_worlds=options.worlds,
         kept=Kept(options.again),
     )

@@ -154,7 +154,7 @@ def cuts(study: Evaluation) -> list[str]:
     found = []
     for name, result in study.results.items():
         preset = plain(asdict(regime_named(name).presets["paper"]))
-        sizes = [size for size in preset if result.scale.get(size) != preset[size]]  # a new size may be lacking
+        sizes = [size for size in preset if size in result.scale and result.scale[size] != preset[size]]  # some are new
         sizes = [size for size in sizes if size not in SPEED_ONLY and f"{name}.{size}" not in SPEED_ONLY]
         if sizes:
             changes = [f"{size} {result.scale[size]} instead of {preset[size]}" for size in sizes]

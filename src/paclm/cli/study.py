@@ -65,6 +65,10 @@ def run(
     test_text: Annotated[
         Path | None, typer.Option(help="Text to score on instead of the held-out records.", show_default="held-out")
     ] = None,
+    public_text: Annotated[
+        Path | None,
+        typer.Option(help="Text that is no record, on which pmixed searches settings.", show_default="no search"),
+    ] = None,
     questions: Annotated[
         Path | None,
         typer.Option(help="What knowledge asks, as JSONL.", show_default="of the embedded corpus"),
@@ -132,9 +136,17 @@ def run(
     if any(loaded.plugin.group == "releases" for loaded in plugged) and set(regimes).isdisjoint((*TAKING, "all")):
         raise InvalidInput(f"--release is for {', '.join(TAKING)}, none of which is among the regimes named. Name one.")
     lab = Lab(opened, seed=seed, questions=asked, kept=Kept(again), plugins=plugged)
-    if test_text is not None:
-        text = read_test_text(test_text, lab.tokenizer)
-        lab = Lab(lab.workspace, seed=seed, test_text=text, questions=asked, kept=lab.kept, plugins=plugged)
+    if test_text is not None or public_text is not None:
+        texts = [None if path is None else read_test_text(path, lab.tokenizer) for path in (test_text, public_text)]
+        lab = Lab(
+            lab.workspace,
+            seed=seed,
+            test_text=texts[0],
+            public_text=texts[1],
+            questions=asked,
+            kept=lab.kept,
+            plugins=plugged,
+        )
     is_asked = not set(ASKING).isdisjoint(regimes)
     if is_asked:
         lab.need_questions()  # before another regime runs for long

@@ -69,6 +69,8 @@ def identify_run(schedule: Schedule, details: Mapping[str, Any]) -> str:
         for piece in pieces_of(array):
             digest.update(piece)
     plain = {key: getattr(schedule, key) for key in ("batch_size", "epochs", "seed", "coupled")}
+    if schedule.own_orders:
+        plain["order"] = "of each part"
     digest.update(json.dumps({**plain, **details}, sort_keys=True, default=str).encode())
     return digest.hexdigest()
 

@@ -10,7 +10,8 @@ that read the same input (q, k, v) are one product: A one below the other, B blo
          │ A_v │              └       B_v ┘
 
 `prepare_adapters` casts and joins the adapters of all decoder blocks together: block by block, launches from the host
-would leave a GPU idle.
+would leave a GPU idle. With dropout, an adapter reads x with some entries set to zero and the others scaled up; the
+base product reads all of x.
 """
 
 from __future__ import annotations
@@ -34,6 +35,18 @@ class ProductAdapter:
 
 
 @dataclass(frozen=True, slots=True)
+class Dropout:
+    """Which entries of an adapter's input are left out; one mask for all layers of a product."""
+
+    probability: float
+    generator: torch.Generator
+
+    def keep(self, x: Tensor) -> Tensor:
+        """A mask of the shape of x."""
+        return torch.rand(x.shape, generator=self.generator, device=x.device) >= self.probability
+
+
+@dataclass(frozen=True, slots=True)
 class FrozenProduct:
     """Base layers with the same input as one product."""
 
@@ -42,12 +55,19 @@ class FrozenProduct:
     bias: Tensor | None  # (out,)
     widths: tuple[int, ...]  # output size of each layer, in order
 
-    def __call__(self, x: Tensor, adapter: ProductAdapter | None) -> Tensor:
+    def __call__(self, x: Tensor, adapter: ProductAdapter | None, dropout: Dropout | None = None) -> Tensor:
         """x (places, in) → (places, out)."""
         if adapter is None:
             return _base_product(x, self.weight, self.bias)
         result: Tensor = _AdaptedProduct.apply(  # type: ignore[no-untyped-call]
-            x, self.weight, self.bias, adapter.A, adapter.B, adapter.first
+            x,
+            self.weight,
+            self.bias,
+            adapter.A,
+            adapter.B,
+            adapter.first,
+            None if dropout is None else dropout.keep(x),
+            1.0 if dropout is None else 1.0 / (1.0 - dropout.probability),
         )
         return result
 
@@ -98,29 +118,46 @@ def _base_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 class _AdaptedProduct(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, A: Tensor, B: Tensor, first: int) -> Tensor:
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        A: Tensor,
+        B: Tensor,
+        first: int,
+        keep: Tensor | None,
+        gain: float,
+    ) -> Tensor:
         y = _base_product(x, weight, bias)  # (places, out)
-        inner = torch.bmm(_by_world(x, A), A.mT)  # (G, rows, parts · r)
+        inner = torch.bmm(_by_world(_dropped(x, keep, gain), A), A.mT)  # (G, rows, parts · r)
         _by_world(y, A).narrow(2, first, B.shape[1]).baddbmm_(inner, B.mT)
-        ctx.save_for_backward(x, weight, A, B, inner)
-        ctx.first = first
+        ctx.save_for_backward(x, weight, A, B, inner, keep)
+        ctx.first, ctx.gain = first, gain
         return y
 
     @staticmethod
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, A, B, inner = ctx.saved_tensors
+        x, weight, A, B, inner, keep = ctx.saved_tensors
         slope = outer[0].contiguous()  # (places, out)
         adapted = _by_world(slope, A).narrow(2, ctx.first, B.shape[1])  # (G, rows, width)
         inner_slope = torch.bmm(adapted, B)  # (G, rows, parts · r)
         A_slope = None
         if ctx.needs_input_grad[3]:
-            A_slope = torch.bmm(inner_slope.mT, _by_world(x, A))  # (G, parts · r, in)
+            A_slope = torch.bmm(inner_slope.mT, _by_world(_dropped(x, keep, ctx.gain), A))  # (G, parts · r, in)
         B_slope = torch.bmm(inner.mT, adapted).mT  # (G, width, parts · r)
         x_slope = None
         if ctx.needs_input_grad[0]:
             x_slope = torch.mm(slope, weight.T)  # (places, in)
-            _by_world(x_slope, A).baddbmm_(inner_slope, A)
-        return x_slope, None, None, A_slope, B_slope, None
+            if keep is None:
+                _by_world(x_slope, A).baddbmm_(inner_slope, A)
+            else:
+                x_slope += _dropped(torch.bmm(inner_slope, A).view_as(x_slope), keep, ctx.gain)
+        return x_slope, None, None, A_slope, B_slope, None, None, None
+
+
+def _dropped(x: Tensor, keep: Tensor | None, gain: float) -> Tensor:
+    return x if keep is None else (x * gain).masked_fill_(~keep, 0.0)
 
 
 def _by_world(x: Tensor, A: Tensor) -> Tensor:

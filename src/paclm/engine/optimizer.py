@@ -41,7 +41,7 @@ class StackedAdamW:
 
     def __init__(self, rows: Tensor, learning_rate: float, weight_decay: float) -> None:
         self.rows = rows  # (G, p)
-        self.learning_rate = learning_rate
+        self.learning_rate: float | Tensor = learning_rate  # of all worlds, or (k, 1) of each
         self.weight_decay = weight_decay
         self.first = torch.zeros_like(rows)
         self.second = torch.zeros_like(rows)
@@ -59,4 +59,7 @@ class StackedAdamW:
         first.lerp_(gradient, 1.0 - BETA_FIRST)
         second.mul_(BETA_SECOND).addcmul_(gradient, gradient, value=1.0 - BETA_SECOND)
         spread = second.sqrt().div_(math.sqrt(second_bias)).add_(EPSILON)
-        rows.addcdiv_(first, spread, value=-self.learning_rate / first_bias)
+        if isinstance(self.learning_rate, Tensor):
+            rows.sub_(first / spread * (self.learning_rate / first_bias))
+        else:
+            rows.addcdiv_(first, spread, value=-self.learning_rate / first_bias)

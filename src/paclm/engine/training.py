@@ -20,7 +20,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -40,6 +40,9 @@ from paclm.engine.training_queue import GroupQueue, GroupStep, OnProgress
 from paclm.engine.trunk_states import Place, TrunkStates, choose_place
 from paclm.engine.weights import output_layer
 from paclm.errors import EngineError
+
+if TYPE_CHECKING:
+    from paclm.engine.training_refinements import Refinements
 
 CHECKPOINT_SECONDS = 60.0
 HelpFrom = Callable[[GroupQueue, str, dict[str, Any]], AbstractContextManager[None]]
@@ -90,9 +93,11 @@ def adapter_spec(settings: TrainingConfig) -> AdapterSpec:
     return AdapterSpec(rank=settings.rank, alpha=settings.alpha, targets=names, attention_only=only, top=settings.top)
 
 
-def make_schedule(blocks: Blocks, membership: BoolArray, settings: TrainingConfig, seed: int) -> Schedule:
+def make_schedule(
+    blocks: Blocks, membership: BoolArray, settings: TrainingConfig, seed: int, own_orders: bool = False
+) -> Schedule:
     """The schedule that [training] sets."""
-    return Schedule(blocks, membership, settings.batch_size, settings.epochs, seed, settings.coupled)
+    return Schedule(blocks, membership, settings.batch_size, settings.epochs, seed, settings.coupled, own_orders)
 
 
 def train_worlds(
@@ -109,16 +114,17 @@ def train_worlds(
     must_improve: bool = True,
     processes: int = 1,
     help_from: HelpFrom | None = None,
+    refinements: Refinements | None = None,
 ) -> Trained:
     """Train every world of the schedule on a frozen base model (fingerprint `base`), from the seed of the schedule.
 
     With a `folder`, checkpoints are kept there and `resume` continues from them; remove it once the stack is saved.
     Raises if a world is no better on its own records than the public model; studies can turn this off. `help_from`
-    lets workers take groups too; `processes` of them all share this machine.
+    lets workers take groups too; `processes` of them all share this machine. `refinements` are for studies.
     """
     began = time.monotonic()
     checkpoints = Checkpoints(folder) if folder is not None else None
-    with closing(GroupTrainer(model, schedule, settings, base, must_improve)) as trainer:
+    with closing(GroupTrainer(model, schedule, settings, base, must_improve, refinements)) as trainer:
         place = trainer.choose_place(folder, processes)
         if checkpoints is not None:
             earlier = checkpoints.worlds_per_step(trainer.run_id) if resume else None
@@ -165,16 +171,24 @@ class GroupTrainer:
     """Trains groups of worlds in this process, one at a time. Each process of a training has one, alike."""
 
     def __init__(
-        self, model: PreTrainedModel, schedule: Schedule, settings: TrainingConfig, base: str, must_improve: bool = True
+        self,
+        model: PreTrainedModel,
+        schedule: Schedule,
+        settings: TrainingConfig,
+        base: str,
+        must_improve: bool = True,
+        refinements: Refinements | None = None,
     ) -> None:
         spec = adapter_spec(settings)
         targets = find_targets(model, spec)
         self.start = AdapterStack.initial(targets, spec, schedule.num_worlds, schedule.seed, base, settings.coupled)
-        self.run_id = identify_run(schedule, {"base": base, "dtype": str(model.dtype), **deciding(settings)})
+        details = {} if refinements is None else {"refinements": refinements.details()}
+        self.run_id = identify_run(schedule, {"base": base, "dtype": str(model.dtype), **deciding(settings), **details})
         """Hash of what is trained."""
         self._schedule = schedule
         self._settings = settings
         self._must_improve = must_improve
+        self._refinements = refinements
         self._head, self._forward = output_layer(model), make_forward(model)
 
     def choose_place(self, folder: Path | None, processes: int = 1) -> Place | None:
@@ -194,10 +208,12 @@ class GroupTrainer:
         """The rows (G, p) of a trained group, and its figures (3, G); raises if a world is no better than before."""
         worlds = self._groups[number]
         own = self.start.worlds(worlds.tolist())
-        group = GroupTraining(self._passes, own, self._schedule, worlds, self._settings, self._states)
+        make = GroupTraining if self._refinements is None else self._refinements.group
+        group = make(self._passes, own, self._schedule, worlds, self._settings, self._states)
         group.restore(journal.position(number))  # outside of `try`: Ctrl-C here must not save a position
         try:
             group.run(number, journal, checkpoint_seconds)
+            group.finish()
             improvement = measure_improvement(
                 self._forward, self._head, own, group.stack, self._schedule, worlds.tolist(), self._states
             )
@@ -206,7 +222,7 @@ class GroupTrainer:
             measured = np.stack([improvement.public, improvement.trained, improvement.moved])
             return {"rows": group.optimizer.rows.cpu(), "figures": torch.from_numpy(measured)}
         except KeyboardInterrupt:
-            if group.is_whole:
+            if group.is_whole and group.is_resumable:
                 journal.save(group.position(number))
             raise
 
@@ -217,6 +233,8 @@ class GroupTrainer:
 
 class GroupTraining:
     """The worlds of one group under way."""
+
+    is_resumable = True  # whether `position` holds all of its state
 
     def __init__(
         self,
@@ -258,7 +276,8 @@ class GroupTraining:
                         unread = None
                         interrupt.release()
                     if is_due:
-                        journal.save(self.position(number))
+                        if self.is_resumable:
+                            journal.save(self.position(number))
                         saved = time.monotonic()
                 if unread is not None:
                     report(unread)
@@ -277,6 +296,9 @@ class GroupTraining:
         taken = StepLoss.send(means, self.optimizer.num_steps + 1, batch.num_tokens)
         self.optimizer.step(self.passes.gradient[:k])
         return taken
+
+    def finish(self) -> None:
+        """After the last step: the rows are what was trained."""
 
     def read(self, taken: StepLoss) -> float:
         """The mean loss of a step over its worlds; raises if one is not finite."""

@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 from paclm.engine.adapters import AdapterSpec, AdapterStack, find_targets
 from paclm.engine.causal_attention import attend
 from paclm.engine.generic import StackedLinear, attach, detach
-from paclm.engine.lora_product import FrozenProduct, prepare_adapters
+from paclm.engine.lora_product import Dropout, FrozenProduct, prepare_adapters
 from paclm.engine.stacked import rotate
 from paclm.engine.weights import Norm, take_apart, unsupported
 
@@ -121,6 +121,7 @@ class PlainForward:
     is_recordable = True
 
     def __init__(self, model: PreTrainedModel, compiled: bool) -> None:
+        self.dropout: Dropout | None = None  # of adapters, in passes with gradients
         spec = AdapterSpec(rank=1)  # only the base tensors are used; adapters are passed to each call
         stack = AdapterStack.initial(find_targets(model, spec), spec, 1, 0, "")
         self.weights = take_apart(model, stack, model.config.max_position_embeddings)
@@ -171,6 +172,7 @@ class PlainForward:
         """The stream where it enters layer `last`, and the same normalised for that layer or the output layer."""
         w = self.weights
         between = self._training if torch.is_grad_enabled() else self._plain
+        dropout = self.dropout if torch.is_grad_enabled() else None
         rows, length = ids.shape
         first, x = stream
         rotary = None if w.rotary is None else _upto(length, w.rotary)
@@ -182,15 +184,15 @@ class PlainForward:
         by_block = zip(blocks, own, zip(*adapters, strict=True), norms[first + 1 : last + 1], strict=True)
         for block, products, (of_in, of_out, of_mlp_in, of_mlp_out), next_norm in by_block:
             attention_in, attention_out, mlp_in, mlp_out = products
-            joined = attention_in(hidden, of_in)
+            joined = attention_in(hidden, of_in, dropout)
             queries = None if block.norm_query is None else _parts(block.norm_query)
             keys = None if block.norm_key is None else _parts(block.norm_key)
             q, k, v = between.split_heads(joined, shape, rotary, queries, keys)  # (rows, length, heads, size)
             mixed = attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))  # (rows, heads, length, size)
             mixed = mixed.transpose(1, 2).reshape(rows * length, -1)
-            x, hidden = between.add_and_norm(x, attention_out(mixed, of_out), *_parts(block.norm_mlp))
-            inner = between.activate(mlp_in(hidden, of_mlp_in))
-            x, hidden = between.add_and_norm(x, mlp_out(inner, of_mlp_out), *_parts(next_norm))
+            x, hidden = between.add_and_norm(x, attention_out(mixed, of_out, dropout), *_parts(block.norm_mlp))
+            inner = between.activate(mlp_in(hidden, of_mlp_in, dropout))
+            x, hidden = between.add_and_norm(x, mlp_out(inner, of_mlp_out, dropout), *_parts(next_norm))
         return x, hidden
 
     def close(self) -> None:

@@ -37,6 +37,7 @@ from paclm.engine.training import Trained, adapter_spec, make_schedule, train_wo
 from paclm.engine.training_order import Blocks, Schedule, make_blocks
 from paclm.engine.training_plan import TrainingPlan, plan_training
 from paclm.engine.training_queue import OnProgress
+from paclm.engine.training_refinements import Refinements
 from paclm.engine.training_workers import TrainingWorkers
 from paclm.engine.workers import WorkerGroup
 from paclm.errors import EngineError, InvalidInput
@@ -64,6 +65,7 @@ class TrainingJob:
     threads: ThreadChoice | None = None  # number of threads, if it was measured
     workers: int = 1  # processes that train, with this one
     processes: int = 1  # of them, those on this machine
+    refinements: Refinements | None = None  # of studies; workers know none
 
     @property
     def file_name(self) -> str:
@@ -127,6 +129,8 @@ class TrainingJob:
 
         Returns the changed workspace.
         """
+        if group is not None and self.refinements is not None:
+            raise InvalidInput("Workers cannot train with refinements. Train in one process, without --workers.")
         with only_training(self.workspace):
             worlds_per_step = worlds_per_step or self.plan().worlds_per_step
             with fitting_memory(f"Training {worlds_per_step} worlds at a time", smaller_steps(self.settings)):
@@ -141,6 +145,8 @@ class TrainingJob:
                     on_progress=on_progress,
                     processes=self.processes,
                     help_from=None if group is None else self._workers(group).help,
+                    refinements=self.refinements,
+                    must_improve=self.refinements is None or self.refinements.validation is None,  # else as it is found
                 )
             trained.stack.save(self.workspace.adapters_path / self.file_name)
             if self.name.startswith("shards"):
@@ -166,17 +172,22 @@ class TrainingJob:
 
     def _details(self, trained: Trained) -> dict[str, Any]:
         hashes = {"worlds_sha256": trained.stack.hashes()} if self.name == "worlds" else {}  # what workers prove
-        return hashes | {
-            "training": asdict(self.settings),
-            "seed": self.schedule.seed,
-            "dtype": self._dtype,
-            "device": self.model.device.type,
-            "worlds": self.schedule.num_worlds,
-            "parameters_per_world": trained.stack.num_parameters,
-            "tokens": int(self.schedule.num_tokens.sum()),
-            "loss_public": float(trained.improvement.public.mean()),
-            "loss_trained": float(trained.improvement.trained.mean()),
-        }
+        refined = {} if self.refinements is None else {"refinements": self.refinements.details()}
+        return (
+            hashes
+            | refined
+            | {
+                "training": asdict(self.settings),
+                "seed": self.schedule.seed,
+                "dtype": self._dtype,
+                "device": self.model.device.type,
+                "worlds": self.schedule.num_worlds,
+                "parameters_per_world": trained.stack.num_parameters,
+                "tokens": int(self.schedule.num_tokens.sum()),
+                "loss_public": float(trained.improvement.public.mean()),
+                "loss_trained": float(trained.improvement.trained.mean()),
+            }
+        )
 
 
 def training_folder(workspace: Workspace, name: str) -> Path:
@@ -206,7 +217,7 @@ def prepare_training(
     model, blocks, threads = load_for_training(workspace, settings, dtype)
     if processes > 1:
         torch.set_num_threads(max(1, torch.get_num_threads() // processes))
-    schedule = make_schedule(blocks, membership, settings, seed)
+    schedule = make_schedule(blocks, membership, settings, seed, own_orders=what.startswith("shards"))
     return TrainingJob(workspace, name, model, schedule, settings, threads, workers, processes)
 
 

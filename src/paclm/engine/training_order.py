@@ -4,6 +4,9 @@
     world 0 holds          b7      b9      b0            its batches: (b7, b9), (b0, …)
     world 1 holds              b2  b9  b4                its batches: (b2, b9), (b4, …)
 
+Disjoint shards share no record, and a record must not change another shard's model: each has an order of its own, which
+depends on its own blocks alone.
+
 A world sees each of its blocks exactly once per epoch, in batches of `batch_size`; its last batch of an epoch may be
 short. Plain numpy; knows neither texts nor models.
 """
@@ -101,6 +104,7 @@ class Schedule:
     epochs: int
     seed: int
     coupled: bool = True
+    own_orders: bool = False  # each world's order depends on its own blocks alone: for disjoint shards
     num_steps: IntArray = field(init=False)  # (m,): steps of each world
     num_tokens: IntArray = field(init=False)  # (m,): tokens each world is trained to predict, over all epochs
 
@@ -141,19 +145,24 @@ class Schedule:
     def batches(self, worlds: Sequence[int] | IntArray) -> IntArray:
         """Block numbers (G, steps, batch_size) of some worlds; NOTHING in short batches and after a world's end."""
         picks = np.full((len(worlds), int(self.num_steps[worlds].max()), self.batch_size), NOTHING, dtype=np.int64)
+        every = np.arange(len(self.blocks))
         for epoch in range(self.epochs):
-            shared = self._order(epoch, None) if self.coupled else None
+            shared = self._order(every, epoch, None) if self.coupled and not self.own_orders else None
             for i, world in enumerate(worlds):
-                order = shared if shared is not None else self._order(epoch, int(world))
-                own = order[self.membership[self.blocks.records[order], world]]  # (visits,)
+                holds = self.membership[self.blocks.records, world]  # (k,)
+                if self.own_orders:
+                    own = self._order(np.flatnonzero(holds), epoch, int(world))
+                else:
+                    order = shared if shared is not None else self._order(every, epoch, int(world))
+                    own = order[holds[order]]  # (visits,)
                 steps = -(-len(own) // self.batch_size)
                 full = np.full(steps * self.batch_size, NOTHING, dtype=np.int64)
                 full[: len(own)] = own
                 picks[i, epoch * steps : (epoch + 1) * steps] = full.reshape(steps, self.batch_size)
         return picks
 
-    def _order(self, epoch: int, world: int | None) -> IntArray:
-        """All blocks of an epoch in random order, sorted by length within windows, so that batches need little padding.
+    def _order(self, blocks: IntArray, epoch: int, world: int | None) -> IntArray:
+        """Blocks of an epoch in random order, sorted by length within windows, so that batches need little padding.
 
         Lengths rise in one window and fall in the next. Worlds that follow the same order drift about √n blocks apart,
         so windows of some √n blocks give them blocks of similar length in the same step. Repeated records (canaries)
@@ -161,7 +170,7 @@ class Schedule:
         adapter as far as a batch of text.
         """
         draws = np.random.default_rng([self.seed, _STREAM, epoch] + ([] if world is None else [world]))
-        order = draws.permutation(np.repeat(np.arange(len(self.blocks)), self.blocks.repetitions))
+        order = draws.permutation(np.repeat(blocks, self.blocks.repetitions[blocks]))
         classes = self.blocks.lengths // _LIKE_LENGTHS
         rises = bool(draws.integers(2))
         window = max(2 * self.batch_size, int(_WINDOW * np.sqrt(len(order))))

@@ -133,6 +133,13 @@ def _pmixed_full(epsilon: float, results: Mapping[str, Result]) -> TableData:
             is_broken = row["reading"] != "generous" and row["delta_of_example"] > row["delta"]
             shown = {**row, "b": "", "method": "PMixED", "variant": row["reading"], "is_broken": is_broken}
             rows.append([column.cell(shown, PAPER["tab:pmixed-full, PMixED"].beside(row)) for column in _MATCHED])
+        ink = result.select(kind="ink", epsilon=epsilon, queries=queries, is_selected=True, adjacency="any")
+        for row in sorted(ink, key=lambda row: bool(row["is_searched"])):
+            none = dict.fromkeys(
+                ("b", "order", "rate", "empty", "mean_weight", "accuracy_inside", "delta_of_example"), ""
+            )
+            shown = {**row, **none, "variant": "searched" if row["is_searched"] else "τ = 1"}
+            rows.append([column.cell(shown) for column in _MATCHED])
     ensembles = result.select(kind="ensemble")
     first, bound = ensembles[0], pac[0]
     ceilings = ", ".join(f"{row['accuracy_ceiling']:.4f} (N = {row['num_shards']})" for row in ensembles)
@@ -166,7 +173,7 @@ _DP = (
 
 
 def _dp(results: Mapping[str, Result]) -> TableData:
-    """DP adapters beside the full-corpus adapter, and beside the releases and PMixED if those were run."""
+    """DP adapters beside the full-corpus adapter, and beside the releases and shard methods if those were run."""
     own = results["dp"].select(collection=1, decoder="gumbel")
     first, endless = own[0], {"queries": "no limit"}
     rows: list[Row] = [
@@ -185,12 +192,15 @@ def _dp(results: Mapping[str, Result]) -> TableData:
             promised |= {"queries": f"{row['tokens_until_every_token']:,} tokens", "mia_bound": TARGET}
         rows.append({**row, **promised})
     matched = results["pmixed"].select(kind="matched", is_selected=True) if "pmixed" in results else []
-    for row in matched:
-        if row["reading"] != "generous" and row["queries"] in (matched[0]["queries"], matched[-1]["queries"]):
+    ink = results["pmixed"].select(kind="ink", is_selected=True, adjacency="any") if matched else []
+    named = [(f"PMixED, {row['reading']}", row) for row in matched if row["reading"] != "generous"]
+    named += [("InvisibleInk, searched" if row["is_searched"] else "InvisibleInk, τ = 1", row) for row in ink]
+    for method, row in named:
+        if row["queries"] in (matched[0]["queries"], matched[-1]["queries"]):
             shown = {name: row[name] for name in ("accuracy", "mia_bound")}
             shown |= {"accuracy_stderr": row["stderr"], "retained_gain": row["headroom"]}
             shown |= {"retained_gain_stderr": row["headroom_stderr"], "queries": f"{row['queries']:,}"}
-            rows.append({**shown, "method": f"PMixED, {row['reading']}", "promise": dp_promise(row)})
+            rows.append({**shown, "method": method, "promise": dp_promise(row)})
     return TableData(
         f"What each promise costs. Accuracy of sampled tokens (coupled Gumbel) at {first['positions']:,} positions; "
         "errors are over passages of the text. Queries: how many tokens the promise allows (releases: until the bound "

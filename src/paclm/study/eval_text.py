@@ -80,7 +80,10 @@ def read_test_text(path: Path, tokenizer: Any) -> list[Passage]:
     if is_record_file(path):
         documents = [record.text for record in read_corpus(str(path)).records]
     else:
-        text = read_text(path, "Check the path after --test-text; without it the held-out records are scored.")
+        text = read_text(
+            path,
+            "Check the path after --test-text or --public-text; without the first the held-out records are scored.",
+        )
         documents = list(wikitext_documents(text) if _WIKITEXT.search(text) else plain_documents(text))
     passages = [_encode(document, tokenizer) for document in documents]
     kept = [passage for passage in passages if passage.num_scored]

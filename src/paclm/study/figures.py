@@ -273,6 +273,11 @@ def pmixed(result: Result) -> Canvas:
         (f"PMixED, {name}", result.select(kind="matched", epsilon=1.0, reading=name, is_selected=True), look)
         for name, look in readings.items()
     ]
+    ink = result.select(kind="ink", epsilon=1.0, adjacency="any", is_selected=True)
+    if ink:  # searched where there was public text
+        is_searched = any(row["is_searched"] for row in ink)
+        best_ink = [row for row in ink if row["is_searched"] == is_searched]
+        curves.append(("InvisibleInk (own temperature)", best_ink, ("black", "*")))
     for number, (label, rows, (color, marker)) in enumerate(curves):
         style: dict[str, Any] = {"color": color, "marker": marker, "capsize": 2, "elinewidth": 0.7}
         aside = 1.06 ** (number - (len(curves) - 1) / 2)  # bars beside each other, not one behind another

@@ -58,6 +58,7 @@ class Lab:
         seed: int = 0,
         start_task: StartTask = lambda _, __: lambda _: None,
         test_text: Sequence[Passage] | None = None,
+        public_text: Sequence[Passage] | None = None,
         questions: Sequence[Question] | None = None,
         runtime: RuntimeConfig | None = None,
         collection: int = 1,
@@ -80,6 +81,7 @@ class Lab:
         self.workers = workers  # processes that share the worlds of every engine; results do not depend on them
         self.plugins = plugins  # those that this run names
         self._given_text = test_text
+        self._public_text = public_text
         self._given_questions = questions
         self._engine: tuple[Any, Engine] | None = None
 
@@ -104,6 +106,7 @@ class Lab:
             seed=self.seed,
             start_task=self.start_task,
             test_text=self._given_text,
+            public_text=self._public_text,
             questions=self._given_questions,
             runtime=runtime,
             collection=collection or self.collection,
@@ -282,6 +285,20 @@ class Lab:
         """Windows of the test text with this many scored targets, or all there are."""
         return take_positions(self.test_passages, num_positions)
 
+    def public_passages(self, num_positions: int) -> list[Passage]:
+        """Windows of the public text that was given, with this many scored targets; none if none was given.
+
+        Settings of rivals are searched on it. Refuses text that is also scored; that it is no private record either is
+        for the caller to know.
+        """
+        windows = cut_passages(self._public_text or [], self.window)
+        scored = {passage.tokens for passage in self.test_passages} if windows else set()
+        if any(passage.tokens in scored for passage in windows):
+            raise InvalidInput(
+                "The public text and the text to score on have passages in common. Give another with --public-text."
+            )
+        return take_positions(windows, num_positions) if windows else []
+
     def prompts(self, count: int, length: int, *names: object) -> list[list[int]]:
         """Random stretches of the test text, `length` tokens each, drawn by name; each lies inside one window."""
         rng = self.rng("prompts", *names)
@@ -330,6 +347,8 @@ class Lab:
         """Finished parts of a regime under exactly these circumstances, made by exactly this code."""
         given = None if self._given_text is None else _digest_of(self._given_text)  # held out: fixed by the workspace
         text = [given, self.window]
+        if self._public_text is not None:
+            text.append(_digest_of(self._public_text))
         worlds = [self.collection, self._adapters([self.worlds_name])]
         modules = {plugin.name: plugin.module for plugin, _ in self.plugged("regimes")}
         own = modules.get(regime, f"paclm.study.regimes.{regime}")

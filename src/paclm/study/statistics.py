@@ -64,3 +64,20 @@ def retained_gain(
         return None
     ratio = float(kept.mean()) / whole
     return Estimate(ratio, clustered_mean(kept - ratio * gain, clusters, rng).stderr / whole)
+
+
+def accuracy_row(
+    truth: FloatArray,
+    public: FloatArray,
+    ceiling: FloatArray,
+    passage: IntArray,
+    rng: np.random.Generator,
+    headroom_rng: np.random.Generator,
+) -> dict[str, float | None]:
+    """Mean probability of the true token (n,), and the share of the gain up to the ceiling; errors over passages."""
+    row: dict[str, float | None] = {}
+    row["accuracy"], row["stderr"] = clustered_mean(truth, passage, rng)
+    row |= {"accuracy_public": float(public.mean()), "accuracy_ceiling": float(ceiling.mean())}
+    headroom = retained_gain(truth, public, ceiling, passage, headroom_rng)
+    row["headroom"], row["headroom_stderr"] = headroom or (None, None)
+    return row

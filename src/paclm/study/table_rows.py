@@ -92,6 +92,14 @@ def neighbours(result: Result) -> list[Row]:
     return [{**row, **(none if row["method"].startswith("GNMax") else {})} for row in rows]
 
 
+def invisible_ink(result: Result) -> list[Row]:
+    """What InvisibleInk selects at every point, under both kinds of neighbours."""
+    rows = result.select(kind="ink", is_selected=True)
+    rows.sort(key=lambda row: (row["epsilon"], row["queries"], row["adjacency"], row["is_searched"]))
+    ways = {False: "fixed beforehand", True: "searched on public text"}
+    return [{**row, "way": ways[row["is_searched"]], "support": row["top_k"] or "all"} for row in rows]
+
+
 def at_floor(result: Result) -> list[str]:
     is_at_floor = any(row["is_at_floor"] for row in result.select(kind="validation"))
     return ["A probability is at the numerical floor."] if is_at_floor else []

@@ -313,6 +313,33 @@ _TABLES = (
     PMIXED_FULL,
     PMIXED_FULL_EPS2,
     rows_table(
+        "tab:invisible-ink",
+        "pmixed",
+        "InvisibleInk on the same disjoint shards and positions, at δ = 1e-5: the number of shards B that is selected "
+        "at every point. Neighbours: any, a record may change its shard model in any way; public, its shard falls back "
+        "to the public model, as its authors have it. The last two columns give the ε of the same setting under each. "
+        "Accuracy: the mean probability of the true token, exact. Public model and ceiling (no clipping) are at the "
+        "setting's own temperature and support. Errors are over passages of the text.",
+        (
+            Column("ε", "{epsilon:g}"),
+            Column("T", "{queries:,}"),
+            Column("neighbours", "{adjacency}"),
+            Column("settings", "{way}"),
+            Column("B", "{num_shards}"),
+            Column("C", "clip", ".3g"),
+            Column("τ", "temperature", ".2g"),
+            Column("clipped", "{score}"),
+            Column("k", "{support}"),
+            Column("accuracy", "accuracy ± stderr", ".5f"),
+            Column("public", "accuracy_public", ".5f"),
+            Column("ceiling", "accuracy_ceiling", ".5f"),
+            Column("headroom", "headroom ±", ".1%"),
+            Column("ε, any", "epsilon_any", ".3g"),
+            Column("ε, public", "epsilon_public", ".3g"),
+        ),
+        rows.invisible_ink,
+    ),
+    rows_table(
         "tab:pmixed-neighbours",
         "pmixed",
         "The first {queries:,} positions of the test text as {queries:,} queries. Disjoint shards: N = {num_shards}. "

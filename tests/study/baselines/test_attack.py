@@ -5,13 +5,14 @@ The attacker knows both exactly and sees T sampled tokens. Under (ε, δ) from e
 """
 
 import itertools
+import math
 
 import numpy as np
 import pytest
 
-from paclm.study.baselines.accountants import success_at_half
-from paclm.study.baselines.pmixed import PMixedSettings, release_distribution
-from paclm.study.baselines.worst_case import exact_losses, worst_loss
+from paclm.study.baselines.accountants import renyi_divergence, success_at_half, symmetric_divergence
+from paclm.study.baselines.pmixed import PMixedSettings, mixing_weight, query_loss, release_distribution, strict_weight
+from paclm.study.baselines.worst_case import exact_losses, pair_below_the_order, worst_loss
 
 QUERIES, SESSIONS = 60, 40000
 
@@ -108,3 +109,68 @@ def test_at_order_two_there_is_nothing_below_and_the_example_stays_within_its_ch
 def test_strict_mode_keeps_its_delta_on_every_example(rate, queries):
     settings = PMixedSettings(num_shards=32, order=64, rate=rate, queries=queries, epsilon=1.0, ball="strict")
     assert worst_loss(settings).delta <= settings.delta
+
+
+def two_tokens(order, radius):
+    """ln p and ln p0 of the proposition's pair."""
+    public, shard = pair_below_the_order(order, radius)
+    return np.log([1 - shard, shard]), np.log([1 - public, public])
+
+
+@pytest.mark.parametrize("order", [3, 4, 8, 16, 64])
+@pytest.mark.parametrize("radius", [1e-3, 0.02, 0.2, 0.6, 2.0])
+def test_in_every_ball_of_an_order_above_two_a_pair_has_more_than_twice_beta_at_order_two(order, radius):
+    """The proposition of docs/research/baselines.md: λ = 1, and yet D_2(p‖p0) > 2β, which is what is charged."""
+    shard, public = two_tokens(order, radius)
+    assert symmetric_divergence(shard, public, order) == pytest.approx(order * radius, rel=1e-6)
+    assert symmetric_divergence(shard, public, order) <= order * radius
+    assert mixing_weight(shard, public, order, radius) == 1.0
+    at_two = float(renyi_divergence(shard, public, 2))
+    assert at_two > 2 * radius * (1 + 1e-6)
+    mass = pair_below_the_order(order, radius)[0]
+    assert at_two == pytest.approx(-math.log(4 * mass * (1 - mass)), rel=1e-9, abs=1e-12)  # −ln(1 − x²)
+    shard, public = two_tokens(2, radius)
+    assert renyi_divergence(shard, public, 2) <= 2 * radius  # the twin: at order 2 nothing lies below
+
+
+def test_the_coefficients_of_the_proof():
+    """C(a−1, 2j) ≤ C(n+j−1, j) for n = C(a−1, 2), equal at j = 0 and 1; and the larger direction is D_a(p‖p0)."""
+    for a in range(3, 60):
+        n = math.comb(a - 1, 2)
+        for j in range(a):
+            left, right = math.comb(a - 1, 2 * j), math.comb(n + j - 1, j)
+            assert left == right if j < 2 else left < right
+            both = sum(math.comb(a - 1, 2 * i) * math.comb(a - 2 + j - i, j - i) for i in range(j + 1))
+            assert math.comb(a, 2 * j) <= both
+
+
+@pytest.mark.parametrize(("order", "epsilon", "shards"), [(3, 8.0, 80), (16, 1.0, 32), (64, 1.0, 32)])
+def test_at_small_rates_the_pair_exceeds_the_charge_by_the_factor_of_the_proposition(order, epsilon, shards):
+    """As q → 0 the loss over the charge tends to (e^D_2 − 1)/(e^2β − 1) for the radius β of a lone model.
+
+    The budget of a query is set so that this radius is 0.6 / order; ε and T only carry it.
+    """
+    radius = 0.6 / order
+    shard, public = two_tokens(order, radius)
+    factor = math.expm1(float(renyi_divergence(shard, public, 2))) / math.expm1(2 * radius)
+    assert factor > 1.0
+    ratios = []
+    for rate in (1e-2, 1e-3, 1e-4):
+        budget = float(query_loss(radius, 1, rate, order))
+        settings = PMixedSettings(
+            num_shards=shards, order=order, rate=rate, queries=1, epsilon=budget, reading="generous"
+        )
+        assert settings.radii[1] == pytest.approx(radius, rel=1e-6)
+        (loss,) = exact_losses(settings, *([mass] for mass in pair_below_the_order(order, float(settings.radii[1]))))
+        ratios.append(loss.rdp / loss.claimed_rdp)
+    assert ratios[-1] == pytest.approx(factor, rel=0.02)
+    assert abs(ratios[-1] - factor) < abs(ratios[0] - factor)
+    assert ratios[-1] > 1.0
+
+
+def test_the_strict_ball_weighs_the_same_pair_down_to_its_radius():
+    shard, public = two_tokens(16, 0.05)
+    weight = strict_weight(shard, public, 0.05)
+    mixed = np.logaddexp(np.log(weight) + shard, np.log1p(-weight) + public)
+    assert weight < 1.0
+    assert symmetric_divergence(mixed, public, math.inf) <= 0.05

@@ -3,14 +3,20 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from paclm.study.eval_text import Passage
+from paclm.study.lab import Lab
 from paclm.study.regimes.pmixed import READINGS, REGIME, PMixedScale
 from paclm.study.run import run_regime
 from study.small_lab import open_lab
 
 SEARCH = {"orders": (2, 16, 64), "rates": (0.5, 0.2, 0.02)}
-SCALE = PMixedScale(40, (4, 6), False, 48, 20, horizons=(100, 10**4), draws=4, gumbel_draws=2, passes=2, **SEARCH)
+INK = {"public_positions": 30, "temperatures": (0.8, 1.0)}
+SCALE = PMixedScale(
+    40, (4, 6), False, 48, 20, horizons=(100, 10**4), draws=4, gumbel_draws=2, passes=2, **SEARCH, **INK
+)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +61,15 @@ def test_both_sides_read_the_same_text(result):
     assert ensemble["positions"] == 40
     assert {row["queries"] for row in neighbours} == {20}
     methods = " ".join(row["method"] for row in neighbours)
-    for name in ("AdaPMixED", "SubMix", "GNMax", "PMixED, strict", "PAC, gaussian"):
+    for name in (
+        "InvisibleInk, any",
+        "InvisibleInk, public",
+        "AdaPMixED",
+        "SubMix",
+        "GNMax",
+        "PMixED, strict",
+        "PAC, gaussian",
+    ):
         assert name in methods
     assert all(row["guarantee"] for row in neighbours)
 
@@ -66,3 +80,35 @@ def test_no_probability_sits_at_a_floor_and_the_interval_holds_the_gain(result):
         assert row["gain_low"] <= row["gain"] <= row["gain_high"]
         assert 0.0 < row["mean_weight"] <= 1.0
         assert math.isfinite(row["perplexity"])
+
+
+def test_accuracy_of_pmixed_is_computed_and_agrees_with_its_draws(result):
+    for row in result.select(kind="matched"):
+        assert abs(row["accuracy"] - row["accuracy_of_draws"]) <= 6 * row["stderr_of_draws"] + 1e-12  # seeded
+
+
+def test_invisible_ink_without_public_text_is_fixed_beforehand_and_takes_all_shards(result):
+    rows = result.select(kind="ink")
+    assert len(rows) == 2 * len(SCALE.epsilons) * len(SCALE.horizons) * 2  # shard counts and neighbours
+    for row in rows:
+        assert (row["is_searched"], row["temperature"], row["expected_gain"]) == (False, 1.0, None)
+        assert row["is_selected"] == (row["num_shards"] == 6)
+        assert row["epsilon_public"] < row["epsilon_any"]
+        assert row[f"epsilon_{row['adjacency']}"] == pytest.approx(row["epsilon"])
+
+
+def test_with_public_text_one_searched_setting_is_selected_per_point(template, tmp_path):
+    rng = np.random.default_rng(0)
+    public = [Passage.of(rng.integers(0, 600, 40).tolist()) for _ in range(2)]
+    own = open_lab(template, tmp_path / "clinic")
+    lab = Lab(own.workspace, runtime=own.runtime, public_text=public, start_task=own.start_task)
+    small = replace(SCALE, horizons=(100,), epsilons=(1.0,), orders=(2, 16))
+    result = run_regime(lab, REGIME, "quick", scale=small)
+    for adjacency in ("any", "public"):
+        for is_searched in (False, True):
+            rows = result.select(kind="ink", adjacency=adjacency, is_searched=is_searched)
+            assert [row["num_shards"] for row in rows] == [4, 6]
+            (chosen,) = (row for row in rows if row["is_selected"])
+            assert not is_searched or chosen["expected_gain"] == max(row["expected_gain"] for row in rows)
+            assert all(row["clip"] > 0.0 for row in rows)
+    assert "public text" in " ".join(result.notes)

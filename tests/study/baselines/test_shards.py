@@ -5,8 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from paclm.engine.training_job import prepare_training
 from paclm.errors import InvalidInput
-from paclm.study.baselines.shards import check_disjoint, ensure_shards, load_shards
+from paclm.study.baselines.shards import authors_refinements, check_disjoint, ensure_shards, load_shards
+from paclm.study.eval_text import Passage
+from paclm.study.lab import Lab
 from paclm.study.regimes.pmixed import AUTHORS_TRAINING
 from paclm.worlds.assignment import assign_worlds
 
@@ -54,4 +57,28 @@ def test_missing_shards_are_trained_with_the_settings_given_and_the_workspace_ke
     assert lab.workspace.training == own
     assert lab.workspace.manifest.adapters["shards-2.safetensors"]["training"]["epochs"] == 3
     authors = replace(own, **AUTHORS_TRAINING)
-    assert (authors.rank, authors.alpha, authors.epochs, authors.batch_size) == (4, 32.0, own.epochs, 8)
+    assert (authors.rank, authors.alpha, authors.epochs, authors.batch_size) == (4, 32.0, 15, 8)
+
+
+def test_the_authors_training_has_dropout_warm_up_and_an_epoch_chosen_on_public_text(lab):
+    rng = np.random.default_rng(0)
+    public = [Passage.of(rng.integers(0, 600, 40).tolist()) for _ in range(3)]
+    own = Lab(lab.workspace, runtime=lab.runtime, public_text=public)
+    training = replace(own.workspace.training, epochs=3, learning_rate=1e-2, block_tokens=32)
+    refinements = authors_refinements(own, training, 60)
+    assert (refinements.dropout, refinements.warmup_steps, refinements.decays) == (0.1, 500, True)
+    read = {tuple(refinements.validation[i]) for i in range(len(refinements.validation))}
+    known = [passage.tokens for passage in public]
+    assert read
+    assert all(any(block == tokens[: len(block)] for tokens in known) for block in read), "no record is read"
+    assert ensure_shards(own, 2, training, refinements).num_worlds == 2
+    entry = own.workspace.manifest.adapters["shards-2.safetensors"]
+    assert entry["refinements"] == refinements.details()
+    assert own.workspace.training == lab.workspace.training
+    without = authors_refinements(lab, training, 60)
+    assert without.validation is None, "held-out records are scored and choose nothing"
+
+
+def test_shards_have_orders_of_their_own_and_worlds_share_one(lab):
+    assert prepare_training(lab.workspace, "shards:4").schedule.own_orders
+    assert not prepare_training(lab.workspace, "worlds").schedule.own_orders

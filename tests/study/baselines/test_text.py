@@ -1,5 +1,7 @@
 """From the engine's hidden states to distributions, digests and the search."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ import torch
 from paclm.errors import InvalidInput
 from paclm.study.baselines.distributions import text_distributions
 from paclm.study.baselines.pmixed import PMixedSettings, release_distribution
-from paclm.study.baselines.search import DpTarget, choose, make_digest, play
+from paclm.study.baselines.search import DpTarget, choose, expected_truth, make_digest, play
 
 ORDERS = (2, 8)
 
@@ -64,6 +66,26 @@ def test_the_expected_gain_of_the_search_is_the_mean_of_what_is_played(digest):
         draws = [play(digest, choice.settings, np.random.default_rng(seed)).truth.mean() for seed in range(200)]
         gain, error = np.mean(draws) - digest.truth_public.mean(), np.std(draws) / np.sqrt(200)
         assert abs(gain - choice.gain) < 4 * error + 0.01 * abs(choice.gain) + 1e-12  # seeded; false alarm < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("reading", "rate"), [("rigorous", 1.0), ("rigorous", 0.3), ("generous", 0.02), ("strict", 1.0), ("strict", 0.3)]
+)
+def test_the_expected_truth_is_the_mean_over_every_sample_of_shard_models(digest, reading, rate):
+    settings = DpTarget(50, 6.0, 1e-5, reading).settings(4, 8, rate)
+    excess = digest.truth_shards - digest.truth_public[:, None]
+    rows = np.arange(digest.num_positions)
+    by_hand = np.zeros(digest.num_positions)
+    for sample in itertools.product([False, True], repeat=4):
+        chosen = np.flatnonzero(sample)
+        size = len(chosen)
+        truth = digest.truth_public.copy()
+        for shard in chosen:
+            weight = digest.weights(settings, size, (rows, np.full(len(rows), shard)))
+            truth += weight * excess[:, shard] / size
+        by_hand += rate**size * (1 - rate) ** (4 - size) * truth
+    assert expected_truth(digest, settings) == pytest.approx(by_hand, rel=1e-9)
+    assert (expected_truth(digest, settings) != digest.truth_public).any()
 
 
 def test_the_search_takes_the_best_of_what_it_may_take(digest):

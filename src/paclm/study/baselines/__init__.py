@@ -1,4 +1,4 @@
-"""Private prediction by other methods: PMixED and its neighbours, on disjoint shards of the records.
+"""Private prediction by other methods: PMixED, InvisibleInk and neighbours, on disjoint shards of the records.
 
 These methods release from full distributions of *shard models*, each trained on its own part of the records, and their
 guarantees are of another kind than ours (differential privacy, or relaxations of it). Nothing here knows the worlds,

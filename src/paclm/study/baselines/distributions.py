@@ -33,6 +33,7 @@ class Distributions:
     log_public: Tensor  # (c, V) float64
     support: Tensor  # (c, k) the public model's top tokens, best first
     truth: Tensor  # (c,) the token that follows in the text
+    log_norms: Tensor  # (c, N + 1) float64: logits are log probabilities plus these; the public model's last
     passage: IntArray  # (c,)
 
     @property
@@ -53,18 +54,22 @@ def text_distributions(engine: Engine, passages: Sequence[Passage], support_size
             count = hidden.shape[1]
             rows = torch.nonzero(scored[done : done + count])[:, 0]
             for part in torch.split(rows, at_once):
-                logs = log_distributions(hidden[:, part], head)
+                logs, norms = log_distributions(hidden[:, part], head)
                 public = logs[:, -1]
                 support = top_tokens(public, min(support_size, engine.vocabulary))
                 where: IntArray = np.full(len(part), passage.document, dtype=np.int64)
-                yield Distributions(logs[:, :-1], public, support, truth[done + part], where)
+                yield Distributions(logs[:, :-1], public, support, truth[done + part], norms, where)
             done += count
 
 
-def log_distributions(hidden: Tensor, head: Tensor) -> Tensor:
-    """Log probabilities (n, W, V) in float64 from last hidden states (W, n, d); logits are formed in float32."""
-    logits = torch.matmul(hidden.float(), head.T)  # (W, n, V)
-    return torch.log_softmax(logits.transpose(0, 1).double(), -1)
+def log_distributions(hidden: Tensor, head: Tensor) -> tuple[Tensor, Tensor]:
+    """Log probabilities (n, W, V) and log normalizers (n, W) in float64 from last hidden states (W, n, d).
+
+    Logits are formed in float32.
+    """
+    logits = torch.matmul(hidden.float(), head.T).transpose(0, 1).double().contiguous()  # (n, W, V)
+    norms = torch.logsumexp(logits, -1)
+    return logits - norms.unsqueeze(-1), norms
 
 
 def divergence(log_p: Tensor, log_q: Tensor, order: float) -> Tensor:

@@ -33,7 +33,7 @@ _CAP = 1e300  # larger powers are clipped: with p0 ≥ e^-180 they still exceed 
 _LARGEST_TARGET = 400.0  # of (a−1)·aβ, so that S stays far below the cap; a larger one is lowered: the safe side
 _LARGEST_ROOT = 80.0  # of (a−1)β, for the same reason: so that S^(1/a) stays inside float32
 _ROUNDING = 4e-15
-_ROWS_AT_ONCE = 2**12  # rows whose λ are computed together for many radii: few megabytes
+_ROWS_AT_ONCE = {"cpu": 2**12, "cuda": 2**17}  # rows whose λ are computed together for many radii
 
 # Ends of the intervals of ln r: fine near 0, where models agree; at most 0.05 apart up to 12.
 _HALF = [np.geomspace(2.0**-14, 0.5, 96), np.arange(0.55, 11.99, 0.05), np.geomspace(12.0, _LARGEST_LOG_RATIO, 40)]
@@ -92,26 +92,33 @@ class DivergenceTable:
 
     order: int
     values: NDArray[np.float32]  # (..., J), not decreasing in λ; rounded up
+    device: str = "cpu"  # where `gains` are computed
 
     def weight(self, radius: float, rows: Any = None) -> FloatArray:
         """λ of every row for D↔_a ≤ aβ, at most the exact one; `rows` picks along the first axes."""
         values = self.values if rows is None else self.values[rows]
-        return self._weights(values, np.array([radius]))[..., 0].numpy()
+        return self._weights(torch.from_numpy(values), np.array([radius]))[..., 0].numpy()
 
-    def mean_gains(self, radii: FloatArray, gains: FloatArray) -> FloatArray:
-        """The mean over rows of λ(β)·gain for many radii: (R,) from gains of the shape of the rows."""
-        values, each = self.values.reshape(-1, len(WEIGHTS)), torch.from_numpy(gains.reshape(-1))
-        total = torch.zeros(len(radii), dtype=torch.float64)
-        for start in range(0, len(values), _ROWS_AT_ONCE):
-            some = slice(start, start + _ROWS_AT_ONCE)
-            total += each[some] @ self._weights(values[some], radii)
-        return (total / len(values)).numpy()
+    def gains(self, radii: FloatArray, each: FloatArray) -> FloatArray:
+        """The mean over shard models of λ(β)·gain at every position, for many radii: rows and gains (n, N) → (n, R)."""
+        n, shards = each.shape
+        at_once = max(1, _ROWS_AT_ONCE[torch.device(self.device).type] // shards)
+        found = torch.empty((n, len(radii)), dtype=torch.float64)
+        for start in range(0, n, at_once):
+            some = slice(start, start + at_once)
+            values, own = (torch.from_numpy(array[some]).to(self.device) for array in (self.values, each))
+            found[some] = torch.einsum("cn,cnr->cr", own, self._weights(values, radii)).cpu()
+        means: FloatArray = (found / shards).numpy()
+        return means
 
-    def _weights(self, values: NDArray[np.float32], radii: FloatArray) -> Tensor:
+    def _weights(self, values: Tensor, radii: FloatArray) -> Tensor:
         """Rows (..., J) and radii (R,) → λ (..., R) float64."""
         exponents = np.minimum((self.order - 1) * radii, min(_LARGEST_TARGET / self.order, _LARGEST_ROOT))
-        target = torch.from_numpy(np.expm1(exponents) * (1.0 - 1e-12))
-        flat = torch.from_numpy(np.ascontiguousarray(values.reshape(-1, len(WEIGHTS))))  # (r, J)
+        target, grid, steps = (
+            torch.from_numpy(array).to(values.device)
+            for array in (np.expm1(exponents) * (1.0 - 1e-12), WEIGHTS, np.diff(WEIGHTS))
+        )
+        flat = values.reshape(-1, len(WEIGHTS)).contiguous()  # (r, J)
         # The target may round up to float32, but values are an ulp too large: a value below the rounded target is
         # still below the exact one.
         goals = target.float().expand(len(flat), -1).contiguous()  # (r, R)
@@ -119,7 +126,7 @@ class DivergenceTable:
         left, right = flat.gather(1, place).double(), flat.gather(1, place + 1).double()
         part = ((target - left) / (right - left)).clamp_(0.0, 1.0)
         part = torch.where(right > left, part, 1.0)
-        weight = torch.from_numpy(WEIGHTS)[place] + part * torch.from_numpy(np.diff(WEIGHTS))[place]
+        weight = grid[place] + part * steps[place]
         return weight.reshape(*values.shape[:-1], len(radii))
 
 
@@ -133,5 +140,5 @@ def tabulate(weights: Tensor, orders: Sequence[int]) -> list[DivergenceTable]:
         root = torch.expm1(torch.log1p(excess * (1.0 + _ROUNDING) + _ROUNDING * grid) / order)
         rising = root.cummax(-1).values.clamp_max(torch.finfo(torch.float32).max).float()
         upward = torch.nextafter(rising, torch.full_like(rising, math.inf))
-        tables.append(DivergenceTable(order, upward.cpu().numpy()))
+        tables.append(DivergenceTable(order, upward.cpu().numpy(), weights.device.type))
     return tables

@@ -3,7 +3,8 @@
 A digest keeps what any operating point needs of every position once its distributions are dropped. The search needs no
 sampling: given |R| = n the sample is uniform, so the expected gain is Σ_n P(n)·G(β_n), where G is the mean over
 positions and shard models of λ_i(β)(p_i − p0) at the true token. G is tabulated once per order. Only what is selected
-is then played, with a fresh sample of shard models at every position.
+is then scored: `expected_truth` is exact at every position, by the same argument. What is not linear in the sample (a
+cut to the public support, perplexity) is played, with a fresh sample of shard models at every position.
 """
 
 from __future__ import annotations
@@ -68,9 +69,13 @@ class Digest:
         radius = float(settings.radii[members])
         if settings.ball == "strict":
             return strict_weight_within(self.largest[where], self.smallest[where], radius)
-        if settings.order not in self.tables:
-            raise InvalidInput(f"No table was made for order {settings.order}; there are {sorted(self.tables)}.")
-        return self.tables[settings.order].weight(radius, where)
+        return self.table(settings.order).weight(radius, where)
+
+    def table(self, order: int) -> DivergenceTable:
+        """The table of an order; raises if none was made."""
+        if order not in self.tables:
+            raise InvalidInput(f"No table was made for order {order}; there are {sorted(self.tables)}.")
+        return self.tables[order]
 
 
 @torch.inference_mode()
@@ -79,16 +84,19 @@ def make_digest(
 ) -> Digest:
     """Digest a stream of parts; `on_part` is called with every part before it is dropped."""
     kept: dict[str, list[np.ndarray]] = {}
-    tables: dict[int, list[np.ndarray]] = {order: [] for order in orders}
+    tables: dict[int, list[DivergenceTable]] = {order: [] for order in orders}
     for part in parts:
         for name, values in _columns(part).items():
             kept.setdefault(name, []).append(values)
         for table in tabulate(compress(part.log_shards, part.log_public), orders):
-            tables[table.order].append(table.values)
+            tables[table.order].append(table)
         on_part(part)
     if not kept:
         raise InvalidInput("There is no position to digest: the text is empty.")
-    joined = {order: DivergenceTable(order, np.concatenate(values)) for order, values in tables.items()}
+    joined = {
+        order: DivergenceTable(order, np.concatenate([one.values for one in some]), some[0].device)
+        for order, some in tables.items()
+    }
     return Digest(tables=joined, **{name: np.concatenate(values) for name, values in kept.items()})
 
 
@@ -109,6 +117,7 @@ def _columns(part: Distributions) -> dict[str, np.ndarray]:
     return {name: values.cpu().numpy() for name, values in found.items()} | {"passage": part.passage}
 
 
+_RAREST = 1e-12  # a size of the sample with less probability is not counted
 RADII: FloatArray = np.geomspace(1e-9, 50.0, 150)
 
 
@@ -158,7 +167,8 @@ def tabulate_gains(digest: Digest, order: int | None) -> FloatArray:
     """G at RADII for one order's table, or for the strict ball (order None; the radius is then the log ratio)."""
     excess = digest.truth_shards - digest.truth_public[:, None]  # (n, N)
     if order is not None:
-        return digest.tables[order].mean_gains(RADII, excess)
+        means: FloatArray = digest.tables[order].gains(RADII, excess).mean(axis=0)
+        return means
     weights = (strict_weight_within(digest.largest, digest.smallest, radius) for radius in RADII)
     return np.array([float((own * excess).mean()) for own in weights])
 
@@ -192,6 +202,21 @@ def choose(digest: Digest, targets: Sequence[DpTarget], orders: Sequence[int], r
             bound = strict_radius(target.epsilon, target.delta, target.queries, rate, num_shards)
             offer(i, float(mean_gain(table, np.array(bound)) * chances[rate].sum()), 2, rate)
     return [Choice(target.settings(num_shards, *best[i][1:]), best[i][0]) for i, target in enumerate(targets)]
+
+
+def expected_truth(digest: Digest, settings: PMixedSettings) -> FloatArray:
+    """(n,) probability that the released token is the true one, averaged exactly over samples of shard models."""
+    num_shards = digest.num_shards
+    sizes = np.arange(1, num_shards + 1)
+    chance: FloatArray = binom.pmf(sizes, num_shards, settings.rate)
+    sizes, chance = sizes[chance > _RAREST], chance[chance > _RAREST]  # the rest is left to the public model
+    excess = digest.truth_shards - digest.truth_public[:, None]
+    if settings.ball == "strict":  # one radius for all sizes
+        weights = strict_weight_within(digest.largest, digest.smallest, settings.radii[-1])
+        gain: FloatArray = chance.sum() * (weights * excess).mean(axis=1)
+    else:
+        gain = digest.table(settings.order).gains(settings.radii[sizes], excess) @ chance
+    return digest.truth_public + gain
 
 
 class PMixedPass(NamedTuple):

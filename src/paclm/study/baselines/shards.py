@@ -14,6 +14,7 @@ from paclm.worlds.layout import adapters_file
 
 if TYPE_CHECKING:
     from paclm.engine.adapters import AdapterStack
+    from paclm.engine.training_refinements import Refinements
     from paclm.study.lab import Lab
     from paclm.worlds.workspace import Workspace
 
@@ -27,8 +28,8 @@ def check_disjoint(membership: BoolArray, what: str = "these adapters") -> BoolA
     if membership.ndim != 2 or membership.shape[1] < 2 or (shared != 1).any():
         most = int(shared.max()) if shared.size else 0
         raise InvalidInput(
-            f"A record of {what} is in {most} of {membership.shape[-1]} parts. PMixED, AdaPMixED, SubMix and GNMax "
-            "account for one record moving one model, and are void otherwise: train disjoint shards with "
+            f"A record of {what} is in {most} of {membership.shape[-1]} parts. PMixED, InvisibleInk, AdaPMixED, SubMix "
+            "and GNMax account for one record moving one model, and are void otherwise: train disjoint shards with "
             "`paclm train WORKSPACE --what shards:N`, never use worlds."
         )
     return membership
@@ -53,10 +54,28 @@ def load_shards(workspace: Workspace, num_shards: int) -> AdapterStack:
     return stack
 
 
-def ensure_shards(lab: Lab, num_shards: int, training: TrainingConfig) -> AdapterStack:
+def ensure_shards(
+    lab: Lab, num_shards: int, training: TrainingConfig, refinements: Refinements | None = None
+) -> AdapterStack:
     """The shard models of a workspace, trained with these settings if there are none yet."""
+    from paclm.engine.training_job import prepare_training
+
     if adapters_file(f"shards-{num_shards}") not in lab.workspace.manifest.adapters:
+        lab.release_engine()
         own = lab.workspace.settings
-        trained = lab.train(f"shards:{num_shards}", replace(lab.workspace, settings=replace(own, training=training)))
-        lab.workspace = replace(trained, settings=own)
+        job = prepare_training(replace(lab.workspace, settings=replace(own, training=training)), f"shards:{num_shards}")
+        lab.workspace = replace(lab.run_job(replace(job, refinements=refinements)), settings=own)
     return load_shards(lab.workspace, num_shards)
+
+
+def authors_refinements(lab: Lab, training: TrainingConfig, positions: int) -> Refinements:
+    """Dropout, warm-up and decay as PMixED's authors have them, and the best epoch by a validation on public text.
+
+    Without public text the last epoch is kept: held-out records are scored, so they may choose nothing.
+    """
+    from paclm.engine.training_order import make_blocks
+    from paclm.engine.training_refinements import Refinements
+
+    texts = [passage.tokens for passage in lab.public_passages(positions)]
+    validation = make_blocks(texts, lab.window, training.max_record_tokens) if texts else None
+    return Refinements(dropout=0.1, warmup_steps=500, decays=True, validation=validation)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from scipy.optimize import brentq
 from scipy.stats import binom
 
 from paclm.privacy.belief import FloatArray
@@ -49,6 +50,22 @@ def exact_losses(
         delta = max(_delta(settings.queries, *pair, settings.epsilon) for pair in ((p, q), (q, p)))
         found.append(ExactLoss(q, float(c[i]), delta, float(losses[i]), settings.rdp / settings.queries))
     return found
+
+
+def pair_below_the_order(order: int, radius: float) -> tuple[float, float]:
+    """Public and shard masses of two tokens on the edge of the ball, D↔_a = aβ, with D_2(p‖p0) above 2β if a ≥ 3.
+
+    p0 = ((1+x)/2, (1−x)/2) and p = (1/2, 1/2): the pair of the proposition in docs/research/baselines.md. The larger
+    direction is D_a(p‖p0), for which x is found, from inside.
+    """
+    goal = order * radius * (1.0 - 1e-9)
+
+    def excess(logit: float) -> float:  # ln((1+x)/(1−x)) keeps the digits of x near 1
+        two = np.array([0.0, -logit]) - np.logaddexp(0.0, -logit)
+        return float(symmetric_divergence(np.log([0.5, 0.5]), two, order)) - goal
+
+    logit = float(brentq(excess, 1e-12, 600.0, xtol=1e-14))
+    return float(np.exp(-np.logaddexp(0.0, logit))), 0.5
 
 
 def worst_loss(settings: PMixedSettings) -> ExactLoss:

@@ -1,6 +1,7 @@
-"""PMixED and its neighbours against PAC, at matched bounds on membership inference (`sec:pmixed-results`).
+"""PMixED, InvisibleInk and neighbours against PAC, at matched bounds on membership inference (`sec:pmixed-results`).
 
-Accuracy is the mean probability that the released token is the true one: PMixED samples, and so does coupled Gumbel.
+Accuracy is the mean probability that the released token is the true one, computed and not drawn for PMixED and
+InvisibleInk: they sample, and so does coupled Gumbel.
 PAC draws inside the public top-200 and PMixED over the whole vocabulary, which alone moves accuracy, so PMixED is also
 cut to that support afterwards and the public model is shown both ways. The two guarantees differ in kind: equal bounds
 on one attack are not equal strength.
@@ -15,34 +16,37 @@ from typing import Any
 
 import numpy as np
 
-from paclm.privacy.belief import FloatArray, IntArray
+from paclm.privacy.belief import FloatArray
 from paclm.privacy.leak import mean_and_stderr
 from paclm.privacy.releases import Rule
 from paclm.study.baselines.accountants import matched_nats, success_at_half
 from paclm.study.baselines.distributions import Distributions, text_distributions
+from paclm.study.baselines.ink_rows import InkSearch, ink_choices, ink_rows, select_ink
+from paclm.study.baselines.ink_search import TEMPERATURES, InkPlayer, targets_of
 from paclm.study.baselines.neighbours import Neighbours
 from paclm.study.baselines.pmixed import PMixedSettings
-from paclm.study.baselines.search import Choice, Digest, DpTarget, choose, make_digest, play
-from paclm.study.baselines.shards import ensure_shards
+from paclm.study.baselines.search import Choice, Digest, DpTarget, choose, expected_truth, make_digest, play
+from paclm.study.baselines.shards import authors_refinements, ensure_shards
 from paclm.study.baselines.worst_case import worst_loss
 from paclm.study.lab import Lab
 from paclm.study.recorded_votes import TextVotes
 from paclm.study.regime import Findings, Regime, headline
 from paclm.study.results import Result, Row
-from paclm.study.statistics import cluster_bootstrap, clustered_mean, retained_gain
+from paclm.study.statistics import accuracy_row, cluster_bootstrap, retained_gain
 from paclm.study.streams import play_fresh
 from paclm.worlds.layout import adapters_file
 
 DELTA = 1e-5
 READINGS = ("rigorous", "generous", "strict")
 RATES = (1.0, 0.5, 0.3, 0.2, 0.1, 0.05, 0.03, 0.02, 0.01, 0.005, 0.002, 0.001, 0.0005, 0.0002, 0.0001)
-# The published settings, as far as this engine has them: no dropout, no warm-up, no best epoch.
+# The published settings; dropout, warm-up, decay and the best epoch are in `authors_refinements`.
 AUTHORS_TRAINING: Any = {
     "rank": 4,
     "alpha": 32.0,
     "learning_rate": 2e-4,
     "weight_decay": 0.01,
     "batch_size": 8,
+    "epochs": 15,
     "layers": "all",
 }
 ORDERS = (2, 3, 4, 8, 16, 32, 64)
@@ -55,12 +59,14 @@ class PMixedScale:
     uses_authors_training: bool  # shard models are trained with PMixED's published settings, or else as the worlds were
     vote_positions: int  # as in `accuracy`; PAC uses those on the same text
     neighbour_queries: int
-    epochs_ratio: int = 5  # epochs of a shard model over those of a world; 10 to 2 in the paper
+    epochs_ratio: int = 5  # epochs of a shard model over those of a world, where its authors' 15 are not taken
     horizons: tuple[int, ...] = (10**2, 10**3, 10**4, 10**5, 10**6)
     epsilons: tuple[float, ...] = (1.0, 2.0)
     orders: tuple[int, ...] = ORDERS
     rates: tuple[float, ...] = RATES
-    draws: int = 16  # of the shard models that take part, at every position
+    draws: int = 16  # of the shard models that take part, at every position; for what is not computed exactly
+    public_positions: int = 4096  # that InvisibleInk is searched on, where public text was given
+    temperatures: tuple[float, ...] = TEMPERATURES  # of InvisibleInk
     gumbel_draws: int = 2
     passes: int = 8  # secrets and noise of PAC per vote
 
@@ -72,15 +78,18 @@ def run(lab: Lab, scale: PMixedScale) -> Findings:
     for num_shards in scale.shard_counts:
         own = lab.workspace.training
         training = replace(own, epochs=own.epochs * scale.epochs_ratio)
+        refinements = None
         if scale.uses_authors_training:
             training = replace(training, **AUTHORS_TRAINING)
-        ensure_shards(lab, num_shards, training)
+            refinements = authors_refinements(lab, training, scale.public_positions)
+        ensure_shards(lab, num_shards, training, refinements)
         entry = lab.workspace.manifest.adapters[adapters_file(f"shards-{num_shards}")]
         name = f"pmixed-{num_shards}-{entry['sha256'][:8]}"
         rows += parts.rows(name, partial(_of_ensemble, lab, scale, num_shards, entry))
     _select(rows)
+    select_ink(rows)
     rows += parts.rows("pmixed-pac", lambda: _pac(lab, scale))
-    return Findings(rows, _notes(scale))
+    return Findings(rows, _notes(scale, has_public_text=bool(lab.public_passages(1))))
 
 
 def _of_ensemble(lab: Lab, scale: PMixedScale, num_shards: int, entry: Mapping[str, Any]) -> list[Row]:
@@ -90,11 +99,17 @@ def _of_ensemble(lab: Lab, scale: PMixedScale, num_shards: int, entry: Mapping[s
     queries = min(scale.neighbour_queries, sum(passage.num_scored for passage in passages))
     is_last = num_shards == scale.shard_counts[-1]
     others = Neighbours(queries, scale.epsilons[0], DELTA, num_shards, rng) if is_last else None
+    points = targets_of(scale.epsilons, scale.horizons, DELTA)
+    close = targets_of(scale.epsilons[:1], [queries], DELTA) if is_last else []
+    search = InkSearch(scale.public_positions, scale.temperatures)
+    ink = ink_choices(lab, num_shards, [*points, *close], search)
+    player = InkPlayer([choice.settings for some in ink for choice in some])
     advance = lab.start_task(f"distributions of {num_shards} shard models", sum(p.num_scored for p in passages))
 
     def see(part: Distributions) -> None:
         if others is not None:
             others.see(part)
+        player.see(part)
         advance(part.num_positions)
 
     digest = make_digest(text_distributions(engine, passages), scale.orders, see)
@@ -112,10 +127,11 @@ def _of_ensemble(lab: Lab, scale: PMixedScale, num_shards: int, entry: Mapping[s
         for outcome in others.results():
             row = {"method": outcome.method, "guarantee": outcome.guarantee, "epsilon": outcome.epsilon}
             rows.append(row | _near_figures(lab, digest, outcome.truth, outcome.private_share))
-    return rows
+    return rows + ink_rows(lab, ink, player, len(points))
 
 
 def _ensemble_row(digest: Digest, entry: Mapping[str, Any]) -> Row:
+    refined = entry.get("refinements", {})
     return {
         "kind": "ensemble",
         "num_shards": digest.num_shards,
@@ -129,6 +145,9 @@ def _ensemble_row(digest: Digest, entry: Mapping[str, Any]) -> Row:
         "epochs": entry["training"]["epochs"],
         "rank": entry["training"]["rank"],
         "learning_rate": entry["training"]["learning_rate"],
+        "dropout": refined.get("dropout", 0.0),
+        "warmup_steps": refined.get("warmup_steps", 0),
+        "is_validated": refined.get("validation") is not None,
     }
 
 
@@ -184,7 +203,8 @@ def _matched(lab: Lab, scale: PMixedScale, digest: Digest, target: DpTarget, cho
         "empty": np.mean([one.empty for one in played]),
         "empty_expected": (1.0 - settings.rate) ** digest.num_shards,
         "mean_weight": float(np.mean(weights)) if weights else None,
-        **_figures(digest, np.mean([one.truth for one in played], axis=0), lab.rng(*names, "bootstrap")),
+        **_figures(digest, expected_truth(digest, settings), lab.rng(*names, "bootstrap")),
+        "accuracy_of_draws": np.mean([one.truth.mean() for one in played]),
         "stderr_of_draws": mean_and_stderr([one.truth.mean() for one in played]).stderr if draws > 1 else 0.0,
         "accuracy_inside": insides.mean(),
         "headroom_inside": float((insides.mean() - public_inside) / ceiling_inside) if ceiling_inside > 0.0 else None,
@@ -196,10 +216,10 @@ def _matched(lab: Lab, scale: PMixedScale, digest: Digest, target: DpTarget, cho
 
 
 def _near(lab: Lab, digest: Digest, target: DpTarget, choice: Choice) -> Row:
-    draws = [play(digest, choice.settings, lab.rng("pmixed", "near", target.reading, i)) for i in range(16)]
-    truth = np.mean([one.truth[: target.queries] for one in draws], axis=0)
-    row = {"method": f"PMixED, {target.reading}", "guarantee": choice.settings.guarantee, "epsilon": target.epsilon}
-    return row | _near_figures(lab, digest, truth, 1.0 - float(np.mean([one.empty for one in draws])))
+    settings = choice.settings
+    truth = expected_truth(digest, settings)[: target.queries]
+    row = {"method": f"PMixED, {target.reading}", "guarantee": settings.guarantee, "epsilon": target.epsilon}
+    return row | _near_figures(lab, digest, truth, 1.0 - (1.0 - settings.rate) ** digest.num_shards)
 
 
 def _near_figures(lab: Lab, digest: Digest, truth: FloatArray, private_share: float) -> Row:
@@ -216,23 +236,6 @@ def _figures(digest: Digest, truth: FloatArray, rng: np.random.Generator) -> Row
     """How likely the true token is at the first positions, (n,), and the share of the ceiling."""
     n = len(truth)
     return accuracy_row(truth, digest.truth_public[:n], digest.ceiling()[:n], digest.passage[:n], rng, rng)
-
-
-def accuracy_row(
-    truth: FloatArray,
-    public: FloatArray,
-    ceiling: FloatArray,
-    passage: IntArray,
-    rng: np.random.Generator,
-    headroom_rng: np.random.Generator,
-) -> Row:
-    """Mean probability of the true token (n,), and the share of the gain up to the ceiling; errors over passages."""
-    row: Row = {}
-    row["accuracy"], row["stderr"] = clustered_mean(truth, passage, rng)
-    row |= {"accuracy_public": float(public.mean()), "accuracy_ceiling": float(ceiling.mean())}
-    headroom = retained_gain(truth, public, ceiling, passage, headroom_rng)
-    row["headroom"], row["headroom_stderr"] = headroom or (None, None)
-    return row
 
 
 def _select(rows: list[Row]) -> None:
@@ -299,15 +302,28 @@ def _perplexity(truth: FloatArray) -> float:
     return float(np.exp(-np.log(truth).mean()))
 
 
-def _notes(scale: PMixedScale) -> list[str]:
+def _notes(scale: PMixedScale, *, has_public_text: bool) -> list[str]:
     return [
         "PMixED bounds the influence of one shard of records in the worst case; PAC bounds mutual information under "
         "the stated draw of the world. Both are brought to one attack, from even odds.",
         "The published accountant of PMixED holds the ball at one order and charges for all below it. The rows give "
         "the δ that a two-token example reaches; where it exceeds the promised δ, the rigorous reading is no "
         "guarantee. The strict rows have none of this.",
+        "InvisibleInk: the neighbours `any` are for a record that may change its shard model in any way, `public` for "
+        "one whose shard falls back to the public model, as its authors have it. Public model and ceiling are at its "
+        "own temperature. "
+        + (
+            "Its settings were searched on public text, with the private shard models, outside of the account."
+            if has_public_text
+            else "Nothing was searched: τ = 1 and the largest number of shards. To search, give --public-text."
+        ),
         "λ comes from tables that round to the safe side: a few tenths of a per cent below the exact weight.",
-        "Shard models have no dropout, no warm-up and no choice of the best epoch, unlike the authors'."
+        "Shard models were trained by the authors' settings; warm-up takes at most a quarter of the steps"
+        + (
+            ", and the best of 15 epochs was found on public text."
+            if has_public_text
+            else ", and the last epoch is kept."
+        )
         if scale.uses_authors_training
         else "Shard models were trained as the worlds were, for more epochs; the authors' settings are in `paper`.",
     ]
@@ -327,12 +343,27 @@ REGIME = Regime(
     question="At the same provable bound on membership inference, what do differentially private ensembles keep?",
     presets={
         "quick": PMixedScale(1024, (4, 8), False, 4096, 256),
-        "paper": PMixedScale(8176, (8, 16, 32), True, 8176, 1000),
+        "paper": PMixedScale(8176, (8, 16, 32, 64, 128), True, 8176, 1000),
     },
     run=run,
     headlines=(
         headline("PAC, {release}, ε = {epsilon:g}", "headroom ±", ".0%", kind="pac", largest="queries"),
-        headline("PMixED, {reading}, ε = {epsilon:g}", "headroom ±", ".1%", largest="queries", is_selected=True),
+        headline(
+            "PMixED, {reading}, ε = {epsilon:g}",
+            "headroom ±",
+            ".1%",
+            kind="matched",
+            largest="queries",
+            is_selected=True,
+        ),
+        headline(
+            "InvisibleInk, {adjacency}, ε = {epsilon:g}, searched: {is_searched}",
+            "headroom ±",
+            ".1%",
+            kind="ink",
+            largest="queries",
+            is_selected=True,
+        ),
     ),
     verdicts=verdicts,
     for_each_collection=False,
