@@ -52,7 +52,6 @@ SCALES = {
         worlds=2,
         records=24,
         positions=40,
-        draws=1,
         trial_worlds=2,
         trial_positions=40,
         most_rates=1,

@@ -12,7 +12,7 @@ the heaviest noise falls on one candidate, `top`: the realized vote v is release
 overtakes it, and top beyond. The radius is chi-distributed and integrated exactly, which leaves the directions:
 
     two distinct votes    two directions, exact: P(v released) = Φ(1/√(2Λ))
-    three                 a circle, by Gauss–Legendre on the three arcs of one top each; error below 1e-9
+    three                 a circle, by tanh-sinh quadrature on the three arcs of one top each; error below 1e-8
     four and more         randomly shifted Sobol points; the error is estimated from independent shifts
 
 A budget of 0 is the limit b → 0, in which the vote no longer matters. A plugin is drawn `DRAWS` times. Knows no text
@@ -33,20 +33,27 @@ from scipy.stats import qmc
 from paclm.errors import InvalidInput
 from paclm.privacy import channel, gaussian
 from paclm.privacy.accounting import check_per_token
-from paclm.privacy.belief import BoolArray, FloatArray, IntArray
+from paclm.privacy.belief import FloatArray
 from paclm.privacy.calibration import calibrate_noise
-from paclm.privacy.leak import Estimate, mean_and_stderr
+from paclm.privacy.leak import mean_and_stderr
 from paclm.privacy.releases import Mechanism, Rule, release_mixture, release_plurality
-from paclm.study.recorded_votes import RecordedVotes
-from paclm.study.statistics import retained_gain
+from paclm.study.lab import Lab
+from paclm.study.recorded_votes import RecordedVotes, TextVotes
+from paclm.study.results import Row
+from paclm.study.statistics import clustered_mean, retained_gain
 from paclm.study.streams import play_fresh
 
 SHIFTS = 16
 """Independent integrations of the noise, whose spread is the stated error."""
 DRAWS = 16
 """Passes of a release that has no closed form here."""
+IN_EXPECTATION = (
+    "Accuracy, retained gain, flips and cost of noise are expectations over a uniform secret and the noise, under a "
+    "uniform belief at every position; errors are over passages of the text."
+)
+"""A note for results of `score_hits`."""
 _LOG2_POINTS = 7  # Sobol points of each shift; each is used with its mirror image
-_ARC_POINTS = 64
+_ARC_STEPS = np.linspace(-3.2, 3.2, 129)
 
 
 class Expected(NamedTuple):
@@ -57,12 +64,6 @@ class Expected(NamedTuple):
     noiseless: FloatArray  # (n,) probability that the realized world's vote is the true token
     hits_error: float  # standard error of the mean of hits that integration leaves; 0 for closed forms
     flips_error: float  # the same of flips
-
-    def retained_gain(
-        self, public: BoolArray, full: BoolArray, clusters: IntArray, rng: np.random.Generator
-    ) -> Estimate | None:
-        """The share of the gain of the full corpus that the release keeps, its error over clusters of positions."""
-        return retained_gain(self.hits, public, full, clusters, rng)
 
 
 class Outcome(NamedTuple):
@@ -85,8 +86,8 @@ class ExpectedReleases:
             tokens, votes = np.unique(recorded.votes[t], return_counts=True)
             order = np.argsort(-votes, kind="stable")  # ties: the smaller token first, as in every release
             pattern.append(counts.setdefault(tuple(votes[order].tolist()), len(counts)))
-            at = np.flatnonzero(tokens[order] == truth[t]) if truth is not None else ()
-            rank.append(int(at[0]) if len(at) else -1)
+            places = [] if truth is None else np.flatnonzero(tokens[order] == truth[t]).tolist()
+            rank.append(places[0] if places else -1)
         self._counts = list(counts)
         self._pattern = np.array(pattern, dtype=np.int64)  # (dissenting,) index of the counts
         self._rank = np.array(rank, dtype=np.int64)  # (dissenting,) place of the true token among them; −1: no vote
@@ -94,8 +95,8 @@ class ExpectedReleases:
         if truth is not None:
             self._agreed = (recorded.votes[:, 0] == truth).astype(np.float64)
 
-    def under(self, rule: Rule, per_token: float, seed: int = 0) -> Expected:
-        """Expected hits and flips. `seed` matters only to a release without a closed form, which is drawn."""
+    def under(self, rule: Rule, per_token: float, *, draws: int = DRAWS, seed: int = 0) -> Expected:
+        """Expected hits and flips; `draws` and `seed` are for a plugin, which has no closed form."""
         if per_token != 0.0:
             check_per_token(per_token)
         elif rule.release is channel.release:
@@ -103,12 +104,16 @@ class ExpectedReleases:
         noiseless = self._each(_realized, math.inf)[0][0]
         outcome = _OUTCOMES.get(rule.release)
         if outcome is None:
-            return self._drawn(rule, per_token, seed, noiseless)
+            return self._drawn(rule, per_token, draws, seed, noiseless)
         if rule.reads_secret and per_token == math.inf:
             outcome = _realized
         hits, flips = self._each(outcome, per_token)
-        errors = (mean_and_stderr(each.mean(axis=1)).stderr if len(each) > 1 else 0.0 for each in (hits, flips))
-        return Expected(hits.mean(axis=0), flips.mean(axis=0), noiseless, *errors)
+        return Expected(hits.mean(axis=0), flips.mean(axis=0), noiseless, _error(hits), _error(flips))
+
+    def noise_scales(self, per_token: float) -> FloatArray:
+        """σ of the Gaussian release at every position with dissent, (dissenting,)."""
+        scales = np.array([calibrate_noise(_mass(counts), per_token).scale for counts in self._counts])
+        return scales[self._pattern] if scales.size else scales
 
     def _each(self, outcome: _OutcomeOf, per_token: float) -> tuple[FloatArray, FloatArray]:
         """Hits and flips of every integration, (r, n) each."""
@@ -124,15 +129,32 @@ class ExpectedReleases:
                 hits[:, where] = np.where(rank >= 0, released[:, rank], 0.0)
         return hits, flips
 
-    def _drawn(self, rule: Rule, per_token: float, seed: int, noiseless: FloatArray) -> Expected:
+    def _drawn(self, rule: Rule, per_token: float, draws: int, seed: int, noiseless: FloatArray) -> Expected:
         votes = self._recorded
-        streams = list(play_fresh(votes, rule, per_token, DRAWS, votes.num_positions, seed))
+        streams = list(play_fresh(votes, rule, per_token, draws, votes.num_positions, seed))
         flips = np.array([s.released != s.realized for s in streams], dtype=np.float64)  # (draws, n)
         hits = np.full_like(flips, math.nan)
         if votes.truth is not None:
             hits = np.array([s.released == votes.truth for s in streams], dtype=np.float64)
-        errors = (mean_and_stderr(each.mean(axis=1)).stderr for each in (hits, flips))
-        return Expected(hits.mean(axis=0), flips.mean(axis=0), noiseless, *errors)
+        return Expected(hits.mean(axis=0), flips.mean(axis=0), noiseless, _error(hits), _error(flips))
+
+
+def _error(each: FloatArray) -> float:
+    """The standard error of the mean over independent integrations or draws, (r, n)."""
+    return mean_and_stderr(each.mean(axis=1)).stderr if len(each) > 1 else 0.0
+
+
+def score_hits(lab: Lab, votes: TextVotes, hits: FloatArray) -> Row:
+    """Accuracy and retained gain with errors over passages: the one definition, for every regime.
+
+    Resamples are the same everywhere, so that the same hits have the same errors in all tables.
+    """
+    row: Row = {}
+    row["accuracy"], row["accuracy_stderr"] = clustered_mean(hits, votes.passage, lab.rng("hits", "bootstrap"))
+    public, full = votes.public == votes.truth, votes.column("full") == votes.truth
+    share = retained_gain(hits, public, full, votes.passage, lab.rng("hits", "bootstrap"))
+    row["retained_gain"], row["retained_gain_stderr"] = share or (None, None)
+    return row
 
 
 def _mass(counts: tuple[int, ...]) -> FloatArray:
@@ -209,7 +231,10 @@ def _arcs(votes: FloatArray) -> tuple[FloatArray, FloatArray]:
     first, second, third = sorted(ends)
     starts = np.array([first, second, third])
     lengths = np.array([second, third, first + 2.0 * math.pi]) - starts
-    nodes, weights = np.polynomial.legendre.leggauss(_ARC_POINTS)
+    # Small budgets matter only where two candidates nearly tie, which is at the ends: nodes are dense there.
+    nodes = np.tanh(0.5 * math.pi * np.sinh(_ARC_STEPS))
+    weights = np.cosh(_ARC_STEPS) / np.cosh(0.5 * math.pi * np.sinh(_ARC_STEPS)) ** 2
+    weights *= 2.0 / weights.sum()
     angles = starts[:, None] + lengths[:, None] * (nodes + 1.0) / 2.0
     return angles.ravel(), (lengths[:, None] * weights).ravel() / (4.0 * math.pi)
 

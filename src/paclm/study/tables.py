@@ -11,7 +11,7 @@ from paclm.study import table_rows as rows
 from paclm.study.cell import Column
 from paclm.study.computed_tables import CANARY, DP, EVAL_REGIMES, KNOWLEDGE, PMIXED_FULL, PMIXED_FULL_EPS2, SETUP
 from paclm.study.paper_numbers import CANARIES, COST_SETUP
-from paclm.study.regimes.releases import RARE, TARGET
+from paclm.study.regimes.releases import TARGET
 from paclm.study.table import Table, quantities_table, rows_table
 
 
@@ -66,13 +66,14 @@ _TABLES = (
             Column("retained gain", "retained_gain ±", ".2%"),
         ),
         rows.by_decoder,
+        rows.own_notes,
     ),
     rows_table(
         "tab:flatness",
         "flatness",
-        "Budget flatness: {scale[positions]:,} teacher-forced positions × {scale[draws]} draws. σ is the square root "
-        "of the largest eigenvalue of the noise covariance, over positions with dissent; a flip is a released token "
-        "that is not the realized world's vote. In brackets: the paper (coupled Gumbel).",
+        "Budget flatness: {scale[positions]:,} teacher-forced positions, under Gumbel with {scale[draws]} draws of "
+        "coins. σ is the square root of the largest eigenvalue of the noise covariance, over positions with dissent; a "
+        "flip is a released token that is not the realized world's vote. In brackets: the paper (coupled Gumbel).",
         (
             Column("decoder", "{decoder}{of_collection}"),
             Column("b", "{b}"),
@@ -84,6 +85,7 @@ _TABLES = (
             Column("flip | dissent", "flip_dissent ±", ".4f"),
         ),
         rows.without_errors_of_no_noise,
+        rows.own_notes,
     ),
     quantities_table(
         "tab:flatness-closing",
@@ -363,7 +365,7 @@ _TABLES = (
             Column("about the corpus", "{corpus}"),
         ),
         rows.with_end,
-        (RARE,),
+        rows.notes_of_releases,
         rows.with_plain_adapters,
     ),
     KNOWLEDGE,
@@ -456,7 +458,7 @@ _TABLES = (
         "tab:coupling",
         "coupling",
         "The same worlds trained from one start in one order (coupled), and each from its own start in its own order "
-        "(uncoupled). Same text, coins, secrets and noise. The ceiling is over other positions than the rows above it: "
+        "(uncoupled). Same text and coins. The ceiling is over other positions than the rows above it: "
         "the first few of every held-out record, where little is settled.",
         (
             Column("unanimity", "unanimity ±", ".1%"),
@@ -468,6 +470,7 @@ _TABLES = (
             Column("coupling ceiling β (τ = 1)", "ceiling ±", ".3f"),
         ),
         rows.by_training,
+        rows.own_notes,
     ),
     rows_table(
         "tab:tokens-only",
