@@ -193,10 +193,8 @@ def _gaussian(counts: tuple[int, ...], per_token: float) -> Outcome:
     noise = directions @ votes.T  # (r, d, a)
     top = noise.argmax(axis=2)[..., None]  # (r, d, 1)
     gaps = np.take_along_axis(noise, top, axis=2) - noise  # (r, d, a), 0 at the top
-    with np.errstate(divide="ignore", invalid="ignore"):
-        radius = np.sqrt(per_token) / gaps  # up to which the vote holds
-        holds = gammainc((mass.size - 1) / 2, 0.5 * radius**2)
-    np.put_along_axis(holds, top, 1.0, axis=2)
+    radius = np.divide(math.sqrt(per_token), gaps, out=np.full_like(gaps, math.inf), where=gaps > 0.0)
+    holds = gammainc((mass.size - 1) / 2, 0.5 * radius**2)  # (r, d, a): the vote stays ahead of the top
     kept = np.einsum("rda,d,a->ra", holds, weights, mass)  # by candidate
     lost = weights[None, :] * ((1.0 - holds) @ mass)  # (r, d): probability that the top takes over
     released = kept.copy()
