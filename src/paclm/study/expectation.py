@@ -53,6 +53,7 @@ IN_EXPECTATION = (
 )
 """A note for results of `score_hits`."""
 _LOG2_POINTS = 7  # Sobol points of each shift; each is used with its mirror image
+_KEPT = 65_536  # outcomes; votes of fewer worlds, other draws and other decoders meet the same counts again
 _ARC_STEPS = np.linspace(-3.2, 3.2, 129)
 
 
@@ -175,6 +176,7 @@ def _mixture(counts: tuple[int, ...], _: float) -> Outcome:
     return Outcome(mass[None], np.array([mass @ mass]))
 
 
+@lru_cache(maxsize=_KEPT)
 def _channel(counts: tuple[int, ...], per_token: float) -> Outcome:
     mass = _mass(counts)
     weights, gain, _ = channel.optimal_channel(mass, per_token)
@@ -185,6 +187,7 @@ def _channel(counts: tuple[int, ...], per_token: float) -> Outcome:
     return Outcome((mass @ table)[None], np.array([mass @ table.diagonal()]))
 
 
+@lru_cache(maxsize=_KEPT)
 def _gaussian(counts: tuple[int, ...], per_token: float) -> Outcome:
     mass = _mass(counts)
     axes, variances = calibrate_noise(mass, 1.0)  # a budget only scales the noise, by 1/√b

@@ -12,6 +12,7 @@ from paclm.study.cell import Column
 from paclm.study.computed_tables import CANARY, DP, EVAL_REGIMES, KNOWLEDGE, PMIXED_FULL, PMIXED_FULL_EPS2, SETUP
 from paclm.study.paper_numbers import CANARIES, COST_SETUP
 from paclm.study.regimes.releases import TARGET
+from paclm.study.regimes.worlds import TARGET as WORLDS_TARGET
 from paclm.study.table import Table, quantities_table, rows_table
 
 
@@ -471,6 +472,32 @@ _TABLES = (
         ),
         rows.by_training,
         rows.own_notes,
+    ),
+    rows_table(
+        "tab:worlds",
+        "worlds",
+        "How many worlds: {positions:,} teacher-forced positions (greedy). Kept: the share of the gain of the full "
+        "corpus that remains; between draws: standard deviation over draws of so many worlds. The leak of a token is "
+        "its charge b times the dissent. Bound on naming the world: at the total that bounds membership inference at "
+        f"{WORLDS_TARGET:.0%}. Spread of record priors: standard deviation of the share of worlds that a record is in.",
+        (
+            Column("decoder", "{decoder}"),
+            Column("worlds", "worlds"),
+            Column("drawn as", "{design}"),
+            Column("dissent", "dissent ±", ".1%"),
+            Column("distinct votes given dissent", "distinct_given_dissent", ".2f"),
+            Column("kept, no noise", "retained_gain_noiseless ±", ".1%"),
+            Column("kept, 2^-8", "retained_gain_at_8 ±", ".1%"),
+            Column("kept, 2^-32", "retained_gain_at_32 ±", ".1%"),
+            Column("between draws", "retained_gain_between", ".1%"),
+            Column("kept, plurality", "retained_gain_plurality ±", ".1%"),
+            Column("flips given dissent, 2^-32", "flip_dissent", ".3f"),
+            Column("leak a token at 2^-32", "leak_per_token", ".3g"),
+            Column("world prior", "world_prior", ".2%"),
+            Column("bound on naming the world", "world_bound", ".2%", is_bound=True),
+            Column("spread of record priors", "record_prior_sd", ".3f"),
+        ),
+        notes=rows.own_notes,
     ),
     rows_table(
         "tab:tokens-only",
