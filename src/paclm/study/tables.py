@@ -70,6 +70,21 @@ _TABLES = (
         rows.own_notes,
     ),
     rows_table(
+        "tab:accuracy-budgets",
+        "accuracy",
+        "Teacher-forced accuracy of the paper's release at every budget; all rows of a decoder have the same votes. "
+        "Cost of noise in percentage points, errors over passages.",
+        (
+            Column("decoder", "{decoder}{of_collection}"),
+            Column("b", "{budget}"),
+            Column("accuracy", "accuracy_private ± stderr_private", ".2%"),
+            Column("noise cost", "noise_points ± noise_stderr", ".2%"),
+            Column("retained gain", "retained_gain ±", ".1%"),
+            Column("flip | dissent", "flip_dissent", ".4f"),
+        ),
+        notes=rows.own_notes,
+    ),
+    rows_table(
         "tab:flatness",
         "flatness",
         "Budget flatness: {scale[positions]:,} teacher-forced positions, under Gumbel with {scale[draws]} draws of "
@@ -493,8 +508,8 @@ _TABLES = (
             Column("kept, plurality", "retained_gain_plurality ±", ".1%"),
             Column("flips given dissent, 2^-32", "flip_dissent", ".3f"),
             Column("leak a token at 2^-32", "leak_per_token", ".3g"),
-            Column("world prior", "world_prior", ".2%"),
-            Column("bound on naming the world", "world_bound", ".2%", is_bound=True),
+            Column("world prior", "world_prior", ".4f"),
+            Column("bound on naming the world", "world_bound", ".4f", is_bound=True),
             Column("spread of record priors", "record_prior_sd", ".3f"),
         ),
         notes=rows.own_notes,
