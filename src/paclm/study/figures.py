@@ -447,7 +447,7 @@ def worlds(result: Result) -> Canvas:
         axes.set_xticks(sizes, [str(size) for size in sizes])
         axes.set_xlabel("worlds m")
         axes.set_title(title, loc="left")
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{round(100 * value, 1):g}%")
         axes.minorticks_off()
         if axes.get_legend_handles_labels()[0]:
             axes.legend(fontsize=7)
