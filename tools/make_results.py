@@ -62,6 +62,8 @@ FILTERS: dict[str, Callable[..., Any]] = {
     **{name: QUESTIONS[name] for name in ("leak_gap", "agrees_less", "above_chance", "over_public", "other_votes")},
     "percent": lambda value, digits=0: f"{value:.{digits}%}",
     "bound": lambda value, digits: round_up(value, digits),
+    "percent_up": lambda value, digits=0: f"{round_up(100 * value, digits)}%",
+    "inverse": lambda value: 1.0 / value,
     "points": lambda value, digits=2: f"{100 * value:.{digits}f}".replace("-", "−"),
     "number": lambda value, digits=0: f"{value:,.{digits}f}",
     "figures": lambda value, digits=3: f"{value:.{digits}g}",

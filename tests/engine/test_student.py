@@ -9,7 +9,7 @@ import torch
 from engine.small_training import SETTINGS, text_blocks
 from paclm.curator.distill import coins_of
 from paclm.engine import student as students
-from paclm.engine.student import Passage, Recipe, score_student, train_student
+from paclm.engine.student import Recipe, StudentText, score_student, train_student
 from paclm.errors import EngineError
 
 SUPPORT = 20
@@ -22,7 +22,7 @@ def passages(num_texts=24, length=15, temperature=1.0, seed=6):
     draws = np.random.default_rng(seed)
     phrase = draws.integers(0, 97, 5).tolist()
     return [
-        Passage((3,), tuple(np.resize(phrase, length).tolist()), int(draws.integers(2**62)), temperature)
+        StudentText((3,), tuple(np.resize(phrase, length).tolist()), int(draws.integers(2**62)), temperature)
         for _ in range(num_texts)
     ]
 

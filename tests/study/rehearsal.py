@@ -32,6 +32,7 @@ from paclm.study.regimes import (
     sweep,
     tokens_only,
     universe,
+    worlds,
 )
 from paclm.study.run import run_regime
 from study.small_lab import add_result, build_study_workspace, open_lab
@@ -53,7 +54,6 @@ SCALES = {
         worlds=2,
         records=24,
         positions=40,
-        draws=1,
         trial_worlds=2,
         trial_positions=40,
         most_rates=1,
@@ -95,6 +95,7 @@ SCALES = {
     "sweep": sweep.SweepScale(trials=4, long_trials=2, lengths=(4, 8), budgets=(0.25, 2.0**-16), prompt=8),
     "tokens_only": tokens_only.TokensOnlyScale(60, 2, sessions=3, tokens=8, particles=4),
     "universe": universe.UniverseScale(records=4, tokens=24, prompt=8, released=4, sequences=3),
+    "worlds": worlds.WorldsScale(40, 1, sizes=(2, 4, 8), subsets=2, designs=(4,)),
 }
 QUESTIONS = [
     Question("the patient reports", " fever", "sign"),

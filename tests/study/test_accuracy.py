@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from paclm.privacy.releases import rule_named
+from paclm.study.expectation import ExpectedReleases
 from paclm.study.recorded_votes import TextVotes
 from paclm.study.regimes import accuracy, releases
 from paclm.study.regimes.accuracy import REGIME, AccuracyScale
 from paclm.study.run import run_regime
-from paclm.study.streams import play_fresh, play_sessions
+from paclm.study.streams import play_sessions
 from paclm.study.table import to_markdown
 from paclm.study.tables import table_named
 from study.small_lab import open_lab
@@ -38,7 +39,7 @@ def test_the_retained_gain_has_the_error_that_repeated_samples_show(small_lab):
 
     def rows(count, is_clustered):
         some = [scripted(1600, seed, split=True, is_clustered=is_clustered) for seed in range(count)]
-        return [accuracy._at(small_lab, votes, 2.0**-32) for votes in some]
+        return [accuracy._at(small_lab, votes, ExpectedReleases(votes), 2.0**-32) for votes in some]
 
     found = rows(60, is_clustered=True)
     spread = np.std([row["retained_gain"] for row in found], ddof=1)
@@ -50,32 +51,39 @@ def test_the_retained_gain_has_the_error_that_repeated_samples_show(small_lab):
 
 def test_both_regimes_give_a_share_of_a_gain_and_never_of_a_loss_or_of_nothing(small_lab):
     votes = scripted(400, 0, split=False)
-    streams = list(play_fresh(votes, rule_named("gaussian"), 2.0**-32, 2, 400, 0))
     cases = (
         (votes, 1.0),
         (replace(votes, public=votes.full, full=votes.public), None),
         (replace(votes, full=votes.public), None),
     )
     for some, share in cases:  # the worlds vote as the full corpus; then it loses; then it is no better
-        of_releases = releases._scores(small_lab, some, streams, streams)
-        for row in (accuracy._at(small_lab, some, 2.0**-32), of_releases):
+        expected, rule = ExpectedReleases(some), rule_named("gaussian")
+        of_releases = releases._scores(small_lab, some, expected, np.zeros(400), rule, 2.0**-32)
+        for row in (accuracy._at(small_lab, some, expected, 2.0**-32), of_releases):
             assert (row["retained_gain"], row["retained_gain_stderr"]) == (share, None if share is None else 0.0)
 
 
 def test_more_sessions_on_the_same_text_do_not_make_its_error_smaller(small_lab):
     votes = scripted(1600, 3, split=True)
 
-    def row(release, sessions):
-        paper, own = (
-            list(play_sessions(votes, rule_named(name), 2.0**-32, sessions, 1600, 1)) for name in ("gaussian", release)
-        )
-        return releases._scores(small_lab, votes, own, paper)
+    def row(sessions):
+        streams = list(play_sessions(votes, rule_named("mixture"), 2.0**-32, sessions, 1600, 1))
+        return releases._in_sessions(small_lab, votes, streams)
 
-    few, many = row("mixture", 2), row("mixture", 50)
-    assert many["retained_gain_stderr"] > 0.5 * few["retained_gain_stderr"]
-    assert many["accuracy_stderr"] > 0.5 * few["accuracy_stderr"]
-    assert row("gaussian", 2)["lead_points"] == 0.0
-    assert few["lead_points"] == pytest.approx(few["accuracy"] - row("gaussian", 2)["accuracy"])
+    assert row(50)["accuracy_sessions_stderr"] > 0.5 * row(2)["accuracy_sessions_stderr"]
+
+
+def test_the_lead_is_over_the_papers_release(small_lab):
+    votes = scripted(1600, 3, split=True)
+    expected = ExpectedReleases(votes)
+    paper = expected.under(rule_named("gaussian"), 2.0**-32).hits
+    own, other = (
+        releases._scores(small_lab, votes, expected, paper, rule_named(name), 2.0**-32)
+        for name in ("gaussian", "plurality")
+    )
+    assert own["lead_points"] == 0.0
+    assert other["lead_points"] == pytest.approx(other["accuracy"] - own["accuracy"])
+    assert abs(other["lead_points"]) > 0.01
 
 
 @pytest.fixture(scope="module")

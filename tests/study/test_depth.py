@@ -33,7 +33,6 @@ SCALE = DepthScale(
     worlds=4,
     records=1000,
     positions=80,
-    draws=2,
     trial_worlds=2,
     trial_positions=120,
     most_rates=1,
@@ -138,7 +137,7 @@ def test_the_rate_is_chosen_by_private_accuracy_not_by_loss(lab, monkeypatch):
     monkeypatch.setattr(depth_points, "_open", lambda *_: None)
     monkeypatch.setattr(depth_points, "collect_votes", lambda _, passages, *rest: {"gumbel": passages})
 
-    def values(lab, passages, draws):
+    def values(passages):
         n = sum(passage.num_scored for passage in passages)
         share = (np.arange(n) % 10 < 10 * right[trained[-1]]).astype(float)
         return {"private": share, "public": share, "noiseless": share, "dissent": share}

@@ -4,12 +4,15 @@ import numpy as np
 import pytest
 
 from curator.deployments import build_workspace
+from paclm.engine.engine import Engine
 from paclm.engine.training_job import membership_of
 from paclm.errors import EngineError, InvalidInput
 from paclm.study.decoding import GREEDY, Decoding
 from paclm.study.eval_text import Passage
 from paclm.study.lab import Lab
 from paclm.study.regimes import regime_named
+from paclm.study.regimes.census import REGIME, CensusScale
+from paclm.study.run import run_regime
 from paclm.worlds.workspace import Workspace
 from study.small_lab import RUNTIME, open_lab
 
@@ -146,3 +149,22 @@ def test_whoever_trains_has_the_memory_of_the_engine(small_lab, monkeypatch):
     monkeypatch.setattr("paclm.engine.training_job.prepare_training", Job)
     small_lab.ensure("collection-2")
     assert held == [None]
+
+
+def test_an_engine_that_does_not_repeat_itself_ends_a_study_before_its_first_vote(
+    study_template, tmp_path, monkeypatch
+):
+    lab = open_lab(study_template, tmp_path / "lab")
+    genuine, calls = Engine.probe, []
+
+    def unsteady(self, context, coins):
+        votes, logits = genuine(self, context, coins)
+        calls.append(context)
+        return votes, logits + len(calls)
+
+    monkeypatch.setattr(Engine, "probe", unsteady)
+    with pytest.raises(EngineError):
+        run_regime(lab, REGIME, "quick", scale=CensusScale(20, (50,), 20))
+    assert not list((lab.folder / "results").glob("*.json"))
+    monkeypatch.setattr(Engine, "probe", genuine)
+    assert run_regime(lab, REGIME, "quick", scale=CensusScale(20, (50,), 20)).rows

@@ -38,7 +38,8 @@ def train(
         str,
         typer.Option(
             help="worlds; dp:EPSILON: one adapter with differential privacy, for the promise corpus; full: one adapter "
-            "on all records; shards:N: N disjoint parts of the records; for studies also collection:N and uncoupled."
+            "on all records; shards:N: N disjoint parts of the records; for studies also collection:N, design:N and "
+            "uncoupled."
         ),
     ] = "worlds",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what training will take, and exit.")] = False,

@@ -281,10 +281,10 @@ def train(
     on_step: Callable[[int], None] | None = None,
 ) -> tuple[PreTrainedModel, AdapterStack]:
     """The public model and a student of it. All arguments are released or public, and no other file is read."""
-    from paclm.engine.student import Passage, train_student
+    from paclm.engine.student import StudentText, train_student
 
     model = load_public_model(base, runtime)
-    passages = [Passage(text.prompt, tuple(text.tokens), text.coins_seed, text.temperature) for text in texts]
+    passages = [StudentText(text.prompt, tuple(text.tokens), text.coins_seed, text.temperature) for text in texts]
     student = train_student(
         model,
         passages,

@@ -46,7 +46,7 @@ _BLOCKS_AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Passage:
+class StudentText:
     """Released tokens, and the public values that they were released with."""
 
     prompt: tuple[int, ...]
@@ -79,7 +79,7 @@ OnStep = Callable[[int], None]
 
 def train_student(
     model: PreTrainedModel,
-    passages: Sequence[Passage],
+    passages: Sequence[StudentText],
     settings: TrainingConfig,
     recipe: Recipe,
     *,
@@ -131,7 +131,7 @@ class _Layout(NamedTuple):
     draws: list[tuple[int, int]]  # (n,): seed and step of the coins
 
 
-def _batches(passages: Sequence[Passage], recipe: Recipe, seed: int, epoch: int) -> Iterator[list[int]]:
+def _batches(passages: Sequence[StudentText], recipe: Recipe, seed: int, epoch: int) -> Iterator[list[int]]:
     """All passages once, in an order of this epoch's own, cut where a batch has enough tokens."""
     order = np.random.default_rng([seed, epoch]).permutation(len(passages))
     enough = recipe.batch_size(sum(len(passage.tokens) for passage in passages))
@@ -147,7 +147,7 @@ def _batches(passages: Sequence[Passage], recipe: Recipe, seed: int, epoch: int)
         yield batch
 
 
-def _layout(passages: Sequence[Passage], device: torch.device) -> _Layout:
+def _layout(passages: Sequence[StudentText], device: torch.device) -> _Layout:
     length = round_up(max(len(one.prompt) + len(one.tokens) for one in passages), LENGTH_STEP)
     ids = np.zeros((len(passages), length), dtype=np.int64)
     where: list[int] = []

@@ -4,6 +4,7 @@
     full        one adapter on all records          adapters/full.safetensors
     shards:N    N disjoint parts of the records     adapters/shards-N.safetensors, who is where in shards-N.npz
     collection:N   as many worlds, from another draw (N ≥ 2)   adapters/collection-N.safetensors
+    design:N    N worlds drawn for themselves: every record is in N/2 of them   adapters/design-N.safetensors
     uncoupled   the same worlds, each from its own start and in its own order, to compare with coupled training
     …-first-N   only the first N worlds of a collection or of uncoupled
 
@@ -49,7 +50,7 @@ from paclm.worlds.workspace import Workspace
 
 Dtype = Literal["auto", "float32", "bfloat16"]
 
-_NUMBERED = re.compile(r"(shards|collection)[:-]([0-9]+)")
+_NUMBERED = re.compile(r"(shards|collection|design)[:-]([0-9]+)")
 _FIRST = re.compile(r"(uncoupled|collection[:-][0-9]+)-first-([0-9]+)")
 
 
@@ -304,9 +305,11 @@ def membership_of(workspace: Workspace, what: str) -> BoolArray:
         kind, number = found[1], int(found[2])
         if kind == "shards":
             return assign_shards(units_of(workspace.members()), number, seed)
+        if kind == "design":
+            return assign_groups(units_of(workspace.members()), number, seed)
         if number >= 2:
             return assign_groups(units_of(workspace.members()), workspace.num_worlds, seed + number - 1)
     raise InvalidInput(
         f"{what!r} cannot be trained. Choose worlds, full, shards:N such as shards:16, collection:N with N from 2 on, "
-        "uncoupled, or dp:EPSILON such as dp:8."
+        "design:N, uncoupled, or dp:EPSILON such as dp:8."
     )

@@ -21,13 +21,13 @@ from paclm.privacy.randomness import Coins
 from paclm.privacy.releases import rule_named
 from paclm.study.decoding import GREEDY, GUMBEL
 from paclm.study.eval_text import Passage
+from paclm.study.expectation import ExpectedReleases
 from paclm.study.lab import Lab
 from paclm.study.parts import Array
 from paclm.study.quality import score_targets
 from paclm.study.recorded_votes import TextVotes, collect_votes
 from paclm.study.results import Row
 from paclm.study.statistics import clustered_mean
-from paclm.study.streams import play_fresh
 from paclm.worlds.assignment import assign_groups, units_of
 
 if TYPE_CHECKING:
@@ -50,7 +50,6 @@ class DepthScale:
     worlds: int  # trained at every point, at most
     records: int  # drawn from, at most
     positions: int
-    draws: int  # of secret and noise at every position
     trial_worlds: int  # trained for every learning rate that is tried
     trial_positions: int
     most_rates: int  # tried at one depth, at most
@@ -111,14 +110,13 @@ def spread(windows: Sequence[Passage], num_positions: int, window: int) -> list[
     return [passage for passage in found if passage.num_scored]
 
 
-def values_at(lab: Lab, votes: TextVotes, draws: int) -> dict[str, FloatArray]:
-    """What is averaged, at every position; secret and noise of the release in expectation over several draws."""
-    seed = lab.seed_for("depth", "noise")  # the same at every point
-    streams = play_fresh(votes, rule_named("gaussian"), PER_TOKEN, draws, votes.num_positions, seed)
+def values_at(votes: TextVotes) -> dict[str, FloatArray]:
+    """What is averaged, at every position; secret and noise of the release in expectation."""
+    found = ExpectedReleases(votes).under(rule_named("gaussian"), PER_TOKEN)
     values = {
         "public": (votes.public == votes.truth).astype(np.float64),
-        "noiseless": (votes.votes == votes.truth[:, None]).mean(axis=1),
-        "private": np.mean([stream.released == votes.truth for stream in streams], axis=0),
+        "noiseless": found.noiseless,
+        "private": found.hits,
         "dissent": votes.is_dissent.astype(np.float64),
     }
     if votes.full is not None:
@@ -221,7 +219,7 @@ def search_rate(trainer: Trainer, scale: DepthScale, point: DepthPoint, start: f
         stack, _ = trainer.train(blocks, drawn, settings, seed >> 32, f"at rate {rate:.2g}")
         engine = _open(lab, stack, 1, max(map(len, passages)))
         coins = [lab.seed_for("depth", "rates", "coins")]  # the same at every rate
-        values = values_at(lab, collect_votes(engine, passages, (GUMBEL,), coins, False)[GUMBEL.name], scale.draws)
+        values = values_at(collect_votes(engine, passages, (GUMBEL,), coins, False)[GUMBEL.name])
         found = [score_targets(engine, one.tokens, len(one) - one.num_scored).log_probability for one in passages]
         losses = -np.concatenate(found, axis=1)  # (worlds and the public model, targets)
         private[rate] = values["private"]

@@ -29,7 +29,7 @@ from paclm.worlds.settings import Voting
 
 if TYPE_CHECKING:
     from paclm.engine.engine import Engine
-    from paclm.engine.student import Passage
+    from paclm.engine.student import StudentText
 
 SUPPORT = 200
 
@@ -50,7 +50,7 @@ class TextSource(NamedTuple):
 class WrittenText(NamedTuple):
     """The first tokens of one deployment."""
 
-    texts: list[Passage]
+    texts: list[StudentText]
     seconds: float  # to generate them
     dissent: float  # share of the tokens of their parts that the worlds differed on
 
@@ -127,16 +127,16 @@ class DistilledText:
             "seconds": np.array(time.perf_counter() - began),
         }
 
-    def _texts(self, deployment: int, parts: Sequence[Arrays], num_tokens: int) -> list[Passage]:
+    def _texts(self, deployment: int, parts: Sequence[Arrays], num_tokens: int) -> list[StudentText]:
         """The first streams that have so many tokens together; the last is cut."""
-        from paclm.engine.student import Passage
+        from paclm.engine.student import StudentText
 
-        texts: list[Passage] = []
+        texts: list[StudentText] = []
         for part in parts:
             for tokens in np.split(part["tokens"], np.cumsum(part["lengths"])[:-1]):
                 own, seed = tokens[:num_tokens], self._coins(deployment, len(texts))
                 if own.size:
-                    texts.append(Passage(self._prompt, tuple(own.tolist()), seed, self._temperature))
+                    texts.append(StudentText(self._prompt, tuple(own.tolist()), seed, self._temperature))
                 num_tokens -= own.size
         return texts
 

@@ -30,7 +30,8 @@ Look = tuple[str, str]  # colour and marker
 
 def all_figures() -> list[Figure]:
     """Every figure, by label."""
-    return [canary, degeneracy, depth, flatness, knowledge, MECHANISM, pmixed, releases, session, student, universe]
+    figures = [canary, degeneracy, depth, flatness, knowledge, MECHANISM, pmixed, releases, session, student]
+    return [*figures, universe, worlds]
 
 
 def drawn(label: str, regime: str, caption: str) -> Callable[[Draw], Figure]:
@@ -457,4 +458,40 @@ def universe(result: Result) -> Canvas:
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, title="AUC", fontsize=6, title_fontsize=6)
     panels[0].set_ylabel("true positives")
     canvas.tight_layout()
+    return canvas
+
+
+@drawn(
+    "fig:worlds",
+    "worlds",
+    "How many worlds to train. (a) The share of the gain that is kept: subsets of the trained worlds (lines), worlds "
+    "drawn and trained for themselves (squares). (b) The share of tokens on which the worlds dissent. Bars: one "
+    "standard error over passages, most of it common to all points.",
+)
+def worlds(result: Result) -> Canvas:
+    canvas = _canvas(6.4, 2.7)
+    left, right = canvas.subplots(1, 2)
+    for decoder, colour, words in (("greedy", ORANGE, "greedy"), ("gumbel", BLUE, "coupled Gumbel")):
+        rows = sorted(result.select(decoder=decoder, collection=1), key=lambda row: row["worlds"])
+        most = max(row["worlds"] for row in rows)
+        lines = [row for row in rows if row["design"] == "columns" or row["worlds"] == most]
+        own = [row for row in rows if row["design"] == "balanced" and row["worlds"] != most]
+        columns = {"retained_gain_at_32": ("-", "o"), "retained_gain_noiseless": ("--", "^")}
+        for column, (line, marker) in columns.items():
+            label = f"{words}, {'2⁻³²' if column.endswith('32') else 'no noise'}"
+            if all(row[column] is not None for row in rows):  # without a gain there is no share of it
+                left.errorbar(*_points(lines, "worlds", column), color=colour, ls=line, marker=marker, label=label)
+                left.plot([row["worlds"] for row in own], [row[column] for row in own], "s", color=colour, mfc="white")
+        right.errorbar(*_points(lines, "worlds", "dissent"), color=colour, marker="o", label=words)
+        right.plot([row["worlds"] for row in own], [row["dissent"] for row in own], "s", color=colour, mfc="white")
+    sizes = sorted({row["worlds"] for row in result.rows})
+    for axes, title in ((left, "(a) share of the gain kept"), (right, "(b) dissent")):
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(sizes, [str(size) for size in sizes])
+        axes.set_xlabel("worlds m")
+        axes.set_title(title, loc="left")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{round(100 * value, 1):g}%")
+        axes.minorticks_off()
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(fontsize=7)
     return canvas

@@ -217,8 +217,10 @@ class Lab:
     ) -> Engine:
         """An engine over these adapters (this collection's worlds if none are named); the last one is kept.
 
-        Shared with the workers, if there are any; where time is measured it is not.
+        Shared with the workers, if there are any; where time is measured it is not. Before its first use it must give
+        the same votes for the same context and coins.
         """
+        from paclm.engine.determinism import check_repeatable
         from paclm.engine.loading import open_engine
 
         names = adapters or (self.worlds_name,)
@@ -229,7 +231,9 @@ class Lab:
             self._engine = None  # before the next one is loaded: two may not fit
             stack = self.stack(*names)
             self.release_engine()  # frees the memory that training used, too
-            self._engine = (wanted, open_engine(self.workspace, support_size, runtime, stack, workers))
+            opened = open_engine(self.workspace, support_size, runtime, stack, workers)
+            check_repeatable(opened)
+            self._engine = (wanted, opened)
         return self._engine[1]
 
     def release_engine(self) -> None:

@@ -24,7 +24,7 @@ from paclm.study.quality import score_targets
 
 if TYPE_CHECKING:
     from paclm.engine.adapters import AdapterStack
-    from paclm.engine.student import Passage, RecipeName
+    from paclm.engine.student import RecipeName, StudentText
 
 _RECORDS_IN_A_PART = 64
 
@@ -67,7 +67,7 @@ class Group(NamedTuple):
         return self.recipe == default_recipe()
 
 
-def train_students(lab: Lab, texts: Mapping[Name, list[Passage]], parts: Parts) -> dict[Name, Student]:
+def train_students(lab: Lab, texts: Mapping[Name, list[StudentText]], parts: Parts) -> dict[Name, Student]:
     """Train on these texts what was not trained before; the base model is loaded once."""
     from paclm.engine.memory import release_memory
     from paclm.engine.student import Recipe
@@ -91,7 +91,7 @@ class _School:
         self._lab = lab
         self._model: Any = None
 
-    def train(self, texts: Sequence[Passage], recipe: RecipeName, advance: Advance) -> Arrays:
+    def train(self, texts: Sequence[StudentText], recipe: RecipeName, advance: Advance) -> Arrays:
         from paclm.engine.base_model import base_of
         from paclm.engine.student import Recipe, train_student
 

@@ -6,15 +6,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from paclm.privacy.dp import format_up
+from paclm.study.expectation import IN_EXPECTATION
 from paclm.study.leak_tests import FALSE_ALARMS
 from paclm.study.paper_numbers import SPREAD_OF_RATIO
 from paclm.study.regimes.depth import in_points
+from paclm.study.regimes.releases import RARE
 from paclm.study.regimes.sessions import spread_of_ratio
 from paclm.study.results import Result, Row
 
 
 def own_notes(result: Result) -> Sequence[str]:
     return result.notes
+
+
+def notes_of_releases(result: Result) -> Sequence[str]:
+    """In today's words, and of expectations only where the result has them."""
+    return [*(note for note in result.notes if note == IN_EXPECTATION), RARE]
 
 
 def _heading(name: str, row: Row) -> str:

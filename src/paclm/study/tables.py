@@ -11,7 +11,8 @@ from paclm.study import table_rows as rows
 from paclm.study.cell import Column
 from paclm.study.computed_tables import CANARY, DP, EVAL_REGIMES, KNOWLEDGE, PMIXED_FULL, PMIXED_FULL_EPS2, SETUP
 from paclm.study.paper_numbers import CANARIES, COST_SETUP
-from paclm.study.regimes.releases import RARE, TARGET
+from paclm.study.regimes.releases import TARGET
+from paclm.study.regimes.worlds import TARGET as WORLDS_TARGET
 from paclm.study.student_tables import STUDENT_TABLES
 from paclm.study.table import Table, quantities_table, rows_table
 
@@ -67,13 +68,29 @@ _TABLES = (
             Column("retained gain", "retained_gain ±", ".2%"),
         ),
         rows.by_decoder,
+        rows.own_notes,
+    ),
+    rows_table(
+        "tab:accuracy-budgets",
+        "accuracy",
+        "Teacher-forced accuracy of the paper's release at every budget; all rows of a decoder have the same votes. "
+        "Cost of noise in percentage points, errors over passages.",
+        (
+            Column("decoder", "{decoder}{of_collection}"),
+            Column("b", "{budget}"),
+            Column("accuracy", "accuracy_private ± stderr_private", ".2%"),
+            Column("noise cost", "noise_points ± noise_stderr", ".2%"),
+            Column("retained gain", "retained_gain ±", ".1%"),
+            Column("flip | dissent", "flip_dissent", ".4f"),
+        ),
+        notes=rows.own_notes,
     ),
     rows_table(
         "tab:flatness",
         "flatness",
-        "Budget flatness: {scale[positions]:,} teacher-forced positions × {scale[draws]} draws. σ is the square root "
-        "of the largest eigenvalue of the noise covariance, over positions with dissent; a flip is a released token "
-        "that is not the realized world's vote. In brackets: the paper (coupled Gumbel).",
+        "Budget flatness: {scale[positions]:,} teacher-forced positions, under Gumbel with {scale[draws]} draws of "
+        "coins. σ is the square root of the largest eigenvalue of the noise covariance, over positions with dissent; a "
+        "flip is a released token that is not the realized world's vote. In brackets: the paper (coupled Gumbel).",
         (
             Column("decoder", "{decoder}{of_collection}"),
             Column("b", "{b}"),
@@ -85,6 +102,7 @@ _TABLES = (
             Column("flip | dissent", "flip_dissent ±", ".4f"),
         ),
         rows.without_errors_of_no_noise,
+        rows.own_notes,
     ),
     quantities_table(
         "tab:flatness-closing",
@@ -391,7 +409,7 @@ _TABLES = (
             Column("about the corpus", "{corpus}"),
         ),
         rows.with_end,
-        (RARE,),
+        rows.notes_of_releases,
         rows.with_plain_adapters,
     ),
     KNOWLEDGE,
@@ -485,7 +503,7 @@ _TABLES = (
         "tab:coupling",
         "coupling",
         "The same worlds trained from one start in one order (coupled), and each from its own start in its own order "
-        "(uncoupled). Same text, coins, secrets and noise. The ceiling is over other positions than the rows above it: "
+        "(uncoupled). Same text and coins. The ceiling is over other positions than the rows above it: "
         "the first few of every held-out record, where little is settled.",
         (
             Column("unanimity", "unanimity ±", ".1%"),
@@ -497,6 +515,33 @@ _TABLES = (
             Column("coupling ceiling β (τ = 1)", "ceiling ±", ".3f"),
         ),
         rows.by_training,
+        rows.own_notes,
+    ),
+    rows_table(
+        "tab:worlds",
+        "worlds",
+        "How many worlds: {positions:,} teacher-forced positions (greedy). Kept: the share of the gain of the full "
+        "corpus that remains; between draws: standard deviation over draws of so many worlds. The leak of a token is "
+        "its charge b times the dissent. Bound on naming the world: at the total that bounds membership inference at "
+        f"{WORLDS_TARGET:.0%}. Spread of record priors: standard deviation of the share of worlds that a record is in.",
+        (
+            Column("decoder", "{decoder}"),
+            Column("worlds", "worlds"),
+            Column("drawn as", "{design}"),
+            Column("dissent", "dissent ±", ".1%"),
+            Column("distinct votes given dissent", "distinct_given_dissent", ".2f"),
+            Column("kept, no noise", "retained_gain_noiseless ±", ".1%"),
+            Column("kept, 2^-8", "retained_gain_at_8 ±", ".1%"),
+            Column("kept, 2^-32", "retained_gain_at_32 ±", ".1%"),
+            Column("between draws", "retained_gain_between", ".1%"),
+            Column("kept, plurality", "retained_gain_plurality ±", ".1%"),
+            Column("flips given dissent, 2^-32", "flip_dissent", ".3f"),
+            Column("leak a token at 2^-32", "leak_per_token", ".3g"),
+            Column("world prior", "world_prior", ".4f"),
+            Column("bound on naming the world", "world_bound", ".4f", is_bound=True),
+            Column("spread of record priors", "record_prior_sd", ".3f"),
+        ),
+        notes=rows.own_notes,
     ),
     rows_table(
         "tab:tokens-only",

@@ -17,6 +17,7 @@ NAMES = (  # in the order of the paper, then what goes past it
         "knowledge",
         "forgetting",
         "coupling",
+        "worlds",
         "tokens_only",
         "universe",
         "meter",

@@ -1,7 +1,8 @@
 """Teacher-forced accuracy (`tab:accuracy`): the gain of private records, and the cost of subsampling and noise.
 
-Fresh secret, uniform belief and fresh noise at every position; the same votes at every budget, so rows of one decoder
-differ by noise alone. Decoders are not comparable with each other.
+In expectation over a uniform secret and the noise at every position, under a uniform belief; the same votes at every
+budget, so rows of one decoder differ by noise alone. Errors are over passages: only the text and its votes are a
+sample. Decoders are not comparable with each other.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ import numpy as np
 from paclm.config import format_budget
 from paclm.privacy.releases import rule_named
 from paclm.study.decoding import GREEDY, GUMBEL
+from paclm.study.expectation import IN_EXPECTATION, ExpectedReleases, score_hits
 from paclm.study.lab import Lab
 from paclm.study.recorded_votes import TextVotes
 from paclm.study.regime import Findings, Regime, headline
 from paclm.study.results import Row
-from paclm.study.statistics import clustered_mean, retained_gain
-from paclm.study.streams import play_fresh
+from paclm.study.statistics import clustered_mean
 
 BUDGETS = tuple(2.0**-n for n in range(4, 33, 4))
 FOOTNOTE = (2.0**-2, 1.0, 2.0**2, 2.0**4)
@@ -37,33 +38,35 @@ def run(lab: Lab, scale: AccuracyScale) -> Findings:
     rows = []
     for name, votes in lab.text_votes(scale.positions, decodings).items():
         advance = lab.start_task(f"accuracy, {name}", len(BUDGETS + FOOTNOTE) + 1)
+        expected = ExpectedReleases(votes)
         for per_token in (math.inf, *FOOTNOTE[::-1], *BUDGETS):
-            rows.append({"decoder": name, **_at(lab, votes, per_token)})
+            rows.append({"decoder": name, **_at(lab, votes, expected, per_token)})
             advance(1)
-    return Findings(rows, [])
+    return Findings(rows, [IN_EXPECTATION])
 
 
-def _at(lab: Lab, votes: TextVotes, per_token: float) -> Row:
-    rng = lab.rng("accuracy", "bootstrap")
-    seed = lab.seed_for("accuracy", "noise")  # the same secrets and words at every budget
-    (stream,) = play_fresh(votes, rule_named("gaussian"), per_token, 1, votes.num_positions, seed)
+def _at(lab: Lab, votes: TextVotes, expected: ExpectedReleases, per_token: float) -> Row:
+    found = expected.under(rule_named("gaussian"), per_token)
     hits = {
-        "public": votes.public == votes.truth,
-        "full": votes.column("full") == votes.truth,
-        "noiseless": stream.realized == votes.truth,
-        "private": stream.released == votes.truth,
+        "public": (votes.public == votes.truth).astype(np.float64),
+        "full": (votes.column("full") == votes.truth).astype(np.float64),
+        "noiseless": found.noiseless,
+        "private": found.hits,
     }
     row: Row = {"per_token_nats": per_token, "budget": format_budget(per_token), "positions": votes.num_positions}
     row["passages"] = len(np.unique(votes.passage))
     for name, right in hits.items():
-        row[f"accuracy_{name}"], row[f"stderr_{name}"] = clustered_mean(right, votes.passage, rng)
+        scored = score_hits(lab, votes, right)
+        row[f"accuracy_{name}"], row[f"stderr_{name}"] = scored["accuracy"], scored["accuracy_stderr"]
+        if name == "private":
+            row["retained_gain"], row["retained_gain_stderr"] = scored["retained_gain"], scored["retained_gain_stderr"]
     costs = {"gain": ("full", "public"), "subsampling": ("noiseless", "full"), "noise": ("private", "noiseless")}
     for name, (after, before) in costs.items():
-        paired = hits[after].astype(np.float64) - hits[before]
+        paired, rng = hits[after] - hits[before], lab.rng("hits", "bootstrap")
         row[f"{name}_points"], row[f"{name}_stderr"] = clustered_mean(paired, votes.passage, rng)
-    share = retained_gain(hits["private"], hits["public"], hits["full"], votes.passage, rng)
-    row["retained_gain"], row["retained_gain_stderr"] = share or (None, None)
-    row["same_as_noiseless"] = bool((stream.released == stream.realized).all())
+    row["flip_dissent"] = float(found.flips[votes.is_dissent].mean()) if votes.is_dissent.any() else None
+    row["integration_error"] = found.hits_error
+    row["same_as_noiseless"] = bool(found.flips.sum() < 0.5)  # not one token of this text is expected to differ
     return row
 
 

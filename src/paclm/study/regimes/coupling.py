@@ -1,8 +1,8 @@
 """Coupled against uncoupled training: the effect of one start and one order of records for all worlds.
 
 The same worlds with the same records are trained twice. Coupled: all start from one adapter and follow one order, so
-they differ by their records alone. Uncoupled: each has its own start and order. Text, coins, secrets and noise are the
-same for both.
+they differ by their records alone. Uncoupled: each has its own start and order. Text and coins are the same for both;
+secret and noise are in expectation.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import numpy as np
 from paclm.privacy.belief import FloatArray
 from paclm.privacy.releases import rule_named
 from paclm.study.decoding import GREEDY, GUMBEL
+from paclm.study.expectation import IN_EXPECTATION, ExpectedReleases, score_hits
 from paclm.study.lab import Lab
 from paclm.study.recorded_votes import TextVotes, collect_votes
 from paclm.study.regime import Findings, Regime, headline
 from paclm.study.results import Row
 from paclm.study.serving import count_distinct
-from paclm.study.statistics import clustered_mean, retained_gain
-from paclm.study.streams import play_fresh
+from paclm.study.statistics import clustered_mean
 from paclm.worlds.layout import adapters_file
 
 PER_TOKEN = 2.0**-32
@@ -56,13 +56,13 @@ def run(lab: Lab, scale: CouplingScale) -> Findings:
     for way, adapters in (("coupled", lab.worlds_name), ("uncoupled", uncoupled)):
         found = parts.rows(way, partial(_ceiling, lab, scale, adapters))
         rows += [{"training": way, **row} for row in found]
-    return Findings(rows, [])
+    return Findings(rows, [IN_EXPECTATION])
 
 
 def _rows_of(lab: Lab, decoder: str, coupled: TextVotes, uncoupled: TextVotes) -> list[Row]:
     """Both ways of training, and their difference, paired position by position."""
     common: Row = {"decoder": decoder, "positions": coupled.num_positions}
-    tied, loose = (_at_positions(lab, votes) for votes in (coupled, uncoupled))
+    tied, loose = map(_at_positions, (coupled, uncoupled))
     both = (("coupled", coupled, tied), ("uncoupled", uncoupled, loose))
     rows: list[Row] = [{"training": way, **common, **_figures(lab, votes, values)} for way, votes, values in both]
     added: Row = {"training": "difference", **common}
@@ -72,31 +72,29 @@ def _rows_of(lab: Lab, decoder: str, coupled: TextVotes, uncoupled: TextVotes) -
     return [*rows, added]
 
 
-def _at_positions(lab: Lab, votes: TextVotes) -> dict[str, FloatArray]:
+def _at_positions(votes: TextVotes) -> dict[str, FloatArray]:
     """The values at every position that are averaged."""
-    seed = lab.seed_for("coupling", "noise")
-    (stream,) = play_fresh(votes, rule_named("gaussian"), PER_TOKEN, 1, votes.num_positions, seed)
-    right = {"private": stream.released, "public": votes.public, "full": votes.column("full")}
+    found = ExpectedReleases(votes).under(rule_named("gaussian"), PER_TOKEN)
+    right = {"public": votes.public, "full": votes.column("full")}
     return {
         "unanimity": (~votes.is_dissent).astype(np.float64),
-        "accuracy_world": (votes.votes == votes.truth[:, None]).mean(axis=1),
+        "accuracy_world": found.noiseless,
+        "accuracy_private": found.hits,
         **{f"accuracy_{name}": (tokens == votes.truth).astype(np.float64) for name, tokens in right.items()},
     }
 
 
 def _figures(lab: Lab, votes: TextVotes, values: dict[str, FloatArray]) -> Row:
-    rng = lab.rng("coupling", "bootstrap")
     distinct = count_distinct(votes.votes[votes.is_dissent])
     row: Row = {
         "distinct_given_dissent": float(distinct.mean()) if distinct.size else None,
         "distinct_p95": float(np.percentile(distinct, 95)) if distinct.size else None,
     }
     for name, each in values.items():
+        rng = lab.rng("hits", "bootstrap")
         row[name], row[f"{name}_stderr"] = clustered_mean(each, votes.passage, rng)
-    private, public, full = (values[f"accuracy_{name}"] for name in ("private", "public", "full"))
-    found = retained_gain(private, public, full, votes.passage, rng)
-    row["retained_gain"], row["retained_gain_stderr"] = found if found else (None, None)
-    return row
+    scored = score_hits(lab, votes, values["accuracy_private"])
+    return row | {name: scored[name] for name in ("retained_gain", "retained_gain_stderr")}
 
 
 def _ceiling(lab: Lab, scale: CouplingScale, adapters: str) -> list[Row]:

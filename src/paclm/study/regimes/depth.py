@@ -66,7 +66,7 @@ def run(lab: Lab, scale: DepthScale) -> Findings:
         common |= {"training_seconds": seconds, "training_tokens_per_second": tokens / seconds}
         for decoding in DECODINGS:
             votes = TextVotes.from_arrays(arrays, decoding.name)
-            values = values_at(lab, votes, scale.draws)
+            values = values_at(votes)
             first = of_all.setdefault(decoding.name, (votes, values))
             row: Row = {"kind": "point", **common, "decoder": decoding.name, "worlds": votes.num_worlds}
             row |= _figures(lab, votes, values) | _against(lab, votes, values, *first)
@@ -204,7 +204,6 @@ REGIME = Regime(
             worlds=8,
             records=40,
             positions=2048,
-            draws=2,
             trial_worlds=4,
             trial_positions=1024,
             most_rates=4,
@@ -218,7 +217,6 @@ REGIME = Regime(
             worlds=32,
             records=512,
             positions=16384,
-            draws=4,
             trial_worlds=8,
             trial_positions=8192,
             most_rates=4,

@@ -1,8 +1,7 @@
 """Budget flatness (`tab:flatness`, `fig:flatness`): the budget drives the noise; how far does accuracy follow?
 
-Fresh secret, uniform belief and fresh noise at every position, as for accuracy. Budgets share votes, secrets and
-normal draws, so a flip is against the same realized vote at every budget. Under Gumbel every position is voted on
-several times with fresh coins; greedy votes do not change, so there secrets and noise are drawn several times.
+In expectation over secret and noise at every position, as for accuracy; budgets share the votes. A flip is a released
+token that is not the realized world's vote. Under Gumbel every position is voted on several times with fresh coins.
 """
 
 from __future__ import annotations
@@ -13,17 +12,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from paclm.config import format_budget
-from paclm.privacy.belief import BoolArray, FloatArray, IntArray
+from paclm.privacy.belief import BoolArray, FloatArray
 from paclm.privacy.leak import Estimate
 from paclm.privacy.releases import rule_named
 from paclm.study.decoding import GREEDY, GUMBEL
+from paclm.study.expectation import IN_EXPECTATION, Expected, ExpectedReleases
 from paclm.study.lab import Advance, Lab
 from paclm.study.recorded_votes import TextVotes
 from paclm.study.regime import Findings, Regime, headline
 from paclm.study.results import Row
 from paclm.study.serving import count_distinct
 from paclm.study.statistics import clustered_mean
-from paclm.study.streams import play_fresh
 
 BUDGETS = tuple(2.0**-n for n in range(4, 33, 4))
 
@@ -31,23 +30,19 @@ BUDGETS = tuple(2.0**-n for n in range(4, 33, 4))
 @dataclass(frozen=True, slots=True)
 class FlatnessScale:
     positions: int
-    draws: int  # of coins under Gumbel; of secret and noise under greedy
+    draws: int  # of coins, under Gumbel
 
 
 class VotesBeforeNoise:
-    """The votes of one decoder, repeated for every pass, and which positions the figures are over."""
+    """The votes of one decoder, and which positions the figures are over."""
 
-    def __init__(self, lab: Lab, votes: TextVotes, passes: int) -> None:
-        self._lab, self._passes, self._votes = lab, passes, votes
-        (majority,) = play_fresh(votes, rule_named("plurality"), math.inf, 1, votes.num_positions, 0)
-        voted = (votes.votes == votes.truth[:, None]).any(axis=1)
-        self.truth, self.passage, self.distinct, self.truth_voted, self.majority_right = (
-            np.concatenate([column] * passes)
-            for column in (
-                *(votes.truth, votes.passage, count_distinct(votes.votes), voted),
-                majority.released == votes.truth,
-            )
-        )  # (n,) each
+    def __init__(self, lab: Lab, votes: TextVotes) -> None:
+        self._lab = lab
+        self.expected = ExpectedReleases(votes)
+        self.passage = votes.passage
+        self.distinct = count_distinct(votes.votes)
+        self.truth_voted: BoolArray = (votes.votes == votes.truth[:, None]).any(axis=1)
+        self.majority_right: BoolArray = self.expected.under(rule_named("plurality"), math.inf).hits == 1.0
         dissent: BoolArray = self.distinct > 1
         self.among = {
             "": np.ones(len(dissent), dtype=np.bool_),
@@ -82,19 +77,10 @@ class VotesBeforeNoise:
         row["majority_right_given_voted"], row["majority_right_given_voted_stderr"] = majority
         return row
 
-    def play(self, per_token: float) -> tuple[IntArray, IntArray, FloatArray]:
-        """Released and realized tokens (n,), and σ at every dissenting position."""
-        votes, seed = self._votes, self._lab.seed_for("flatness", "noise")  # the same draws at every budget
-        streams = list(play_fresh(votes, rule_named("gaussian"), per_token, self._passes, votes.num_positions, seed))
-        released, realized, scales = (
-            np.concatenate([getattr(stream, name) for stream in streams]) for name in ("released", "realized", "scales")
-        )
-        return released, realized, scales
-
-    def row(self, per_token: float, released: IntArray, realized: IntArray, scales: FloatArray) -> Row:
+    def row(self, per_token: float) -> Row:
         """Noise, flips and accuracy at one budget."""
-        right = released == self.truth
-        change = right.astype(np.float64) - (realized == self.truth)
+        found: Expected = self.expected.under(rule_named("gaussian"), per_token)
+        scales = np.zeros(1) if per_token == math.inf else self.expected.noise_scales(per_token)
         row: Row = {
             "per_token_nats": per_token,
             "budget": format_budget(per_token),
@@ -102,8 +88,9 @@ class VotesBeforeNoise:
             "sigma_max": float(scales.max()) if scales.size else None,
         }
         where = ("", "_dissent", "_majority_right", "_majority_wrong")
-        flips = ("flip", released != realized, ("", "_unanimous", "_dissent"))
-        for name, values, suffixes in (flips, ("accuracy", right, where), ("change", change, where)):
+        flips = ("flip", found.flips, ("", "_unanimous", "_dissent"))
+        change = ("change", found.hits - found.noiseless, where)
+        for name, values, suffixes in (flips, ("accuracy", found.hits, where), change):
             for suffix in suffixes:
                 row[name + suffix], row[f"{name}{suffix}_stderr"] = self.mean(values, self.among[suffix])
         dissent = self.among["_dissent"]
@@ -116,21 +103,17 @@ def run(lab: Lab, scale: FlatnessScale) -> Findings:
     rows: list[Row] = []
     decodings = (GREEDY, GUMBEL.times(scale.draws))
     for name, votes in lab.text_votes(scale.positions, decodings, with_full=False).items():
-        advance = lab.start_task(f"flatness, {name}", len(BUDGETS))
-        passes = scale.draws if name == GREEDY.name else 1
-        rows += [{"decoder": name, **row} for row in decoder_rows(lab, votes, passes, advance)]
-    return Findings(rows, [])
+        advance = lab.start_task(f"flatness, {name}", len(BUDGETS) + 1)
+        rows += [{"decoder": name, **row} for row in decoder_rows(lab, votes, advance)]
+    return Findings(rows, [IN_EXPECTATION])
 
 
-def decoder_rows(lab: Lab, votes: TextVotes, passes: int, advance: Advance) -> list[Row]:
+def decoder_rows(lab: Lab, votes: TextVotes, advance: Advance) -> list[Row]:
     """One row without noise, then one per budget."""
-    before = VotesBeforeNoise(lab, votes, passes)
+    before = VotesBeforeNoise(lab, votes)
     rows: list[Row] = []
-    for per_token in BUDGETS:
-        released, realized, scales = before.play(per_token)
-        if not rows:
-            rows.append(before.row(math.inf, realized, realized, np.zeros(1)))
-        rows.append(before.row(per_token, released, realized, scales))
+    for per_token in (math.inf, *BUDGETS):
+        rows.append(before.row(per_token))
         advance(1)
     common = before.common()
     return [{**row, **common} for row in rows]

@@ -28,12 +28,12 @@ from paclm.study.baselines.pmixed import PMixedSettings
 from paclm.study.baselines.search import Choice, Digest, DpTarget, choose, expected_truth, make_digest, play
 from paclm.study.baselines.shards import authors_refinements, ensure_shards
 from paclm.study.baselines.worst_case import worst_loss
+from paclm.study.expectation import ExpectedReleases
 from paclm.study.lab import Lab
 from paclm.study.recorded_votes import TextVotes
 from paclm.study.regime import Findings, Regime, headline
 from paclm.study.results import Result, Row
 from paclm.study.statistics import accuracy_row, cluster_bootstrap, retained_gain
-from paclm.study.streams import play_fresh
 from paclm.worlds.layout import adapters_file
 
 DELTA = 1e-5
@@ -68,7 +68,7 @@ class PMixedScale:
     public_positions: int = 4096  # that InvisibleInk is searched on, where public text was given
     temperatures: tuple[float, ...] = TEMPERATURES  # of InvisibleInk
     gumbel_draws: int = 2
-    passes: int = 8  # secrets and noise of PAC per vote
+    passes: int = 8  # secrets and noise per vote of a release that is a plugin
 
 
 def run(lab: Lab, scale: PMixedScale) -> Findings:
@@ -290,12 +290,11 @@ def _pac_figures(lab: Lab, votes: TextVotes, positions: int, rule: Rule, per_tok
     """How often the token released at the first positions is the true one, averaged over secrets and noise."""
     keep = votes.position < positions  # in all draws
     votes = TextVotes(**{name: column[keep] for name, column in votes.columns().items()})
-    truth, seed = votes.truth, lab.seed_for("pmixed", "pac")
-    hits = [s.released == truth for s in play_fresh(votes, rule, per_token, passes, votes.num_positions, seed)]
-    noiseless: FloatArray = (votes.votes == truth[:, None]).mean(axis=1)  # exact: the mean over worlds
-    public = (votes.public == truth).astype(np.float64)
+    seed = lab.seed_for("pmixed", "pac")
+    found = ExpectedReleases(votes).under(rule, per_token, draws=passes, seed=seed)
+    public = (votes.public == votes.truth).astype(np.float64)
     rngs = [lab.rng("pmixed", "pac", name) for name in ("bootstrap", "headroom")]
-    return accuracy_row(np.mean(hits, axis=0), public, noiseless, votes.passage, *rngs)
+    return accuracy_row(found.hits, public, found.noiseless, votes.passage, *rngs)
 
 
 def _perplexity(truth: FloatArray) -> float:

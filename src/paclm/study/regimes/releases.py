@@ -1,7 +1,8 @@
 """All releases and both charges: the share of the gain that each keeps, its leak, and how long a budget lasts.
 
-Sessions on recorded coupled-Gumbel votes of the test text, a persistent secret each. A charge changes the ledger and
-never what is released, so each release is played once and charged both ways.
+Accuracy and retained gain are teacher-forced, on recorded coupled-Gumbel votes of the test text, in expectation over
+secret and noise, as in `accuracy`. The leak is of sessions on the same votes, a persistent secret each. A charge
+changes the ledger and never what is released, so each release is played once and charged both ways.
 """
 
 from __future__ import annotations
@@ -14,17 +15,19 @@ import numpy as np
 
 from paclm.config import ChargeName, format_budget
 from paclm.privacy.accounting import charge_units, nats_up, units_down, units_up
+from paclm.privacy.belief import FloatArray
 from paclm.privacy.bounds import nats_for, success_bound
 from paclm.privacy.leak import leak_by_entropy, leak_by_truth, leak_samples_by_entropy, mean_and_stderr
 from paclm.privacy.planner import plan
 from paclm.privacy.releases import RULES, Rule
 from paclm.study.attacks.belief import chance_to_name
+from paclm.study.expectation import IN_EXPECTATION, ExpectedReleases, score_hits
 from paclm.study.lab import Lab
 from paclm.study.leak_tests import Gap, LeakEvidence, broken_bounds, chances_by_agreement, describe_broken_bounds
 from paclm.study.recorded_votes import TextVotes
 from paclm.study.regime import Findings, Regime, headline
 from paclm.study.results import Result, Row
-from paclm.study.statistics import clustered_mean, retained_gain
+from paclm.study.statistics import clustered_mean
 from paclm.study.streams import RecordedStream, play_sessions
 
 BUDGETS = tuple(2.0**-n for n in (4, 8, 12, 16, 24, 32))
@@ -49,14 +52,15 @@ def run(lab: Lab, scale: ReleasesScale) -> Findings:
     votes = lab.gumbel_votes(scale.positions, scale.gumbel_draws)
     parts = lab.parts("releases", [asdict(scale), votes.digest])
     cells = [(rule, b) for rule in lab.rules.values() for b in (BUDGETS if rule.reads_secret else BUDGETS[:1])]
-    paper = _play(lab, scale, votes, RULES["gaussian"], BUDGETS[-1])
+    expected = ExpectedReleases(votes)
+    paper = expected.under(RULES["gaussian"], BUDGETS[-1]).hits
     advance = lab.start_task("releases", len(cells))
     rows: list[Row] = []
     for rule, per_token in cells:
         name = f"releases-{rule.name}-{format_budget(per_token)}"
-        rows += parts.rows(name, partial(_rows, lab, scale, votes, paper, rule, per_token))
+        rows += parts.rows(name, partial(_rows, lab, scale, votes, expected, paper, rule, per_token))
         advance(1)
-    return Findings(rows, [RARE])
+    return Findings(rows, [IN_EXPECTATION, RARE])
 
 
 def _play(lab: Lab, scale: ReleasesScale, votes: TextVotes, rule: Rule, per_token: float) -> list[RecordedStream]:
@@ -65,7 +69,13 @@ def _play(lab: Lab, scale: ReleasesScale, votes: TextVotes, rule: Rule, per_toke
 
 
 def _rows(
-    lab: Lab, scale: ReleasesScale, votes: TextVotes, paper: list[RecordedStream], rule: Rule, per_token: float
+    lab: Lab,
+    scale: ReleasesScale,
+    votes: TextVotes,
+    expected: ExpectedReleases,
+    paper: FloatArray,
+    rule: Rule,
+    per_token: float,
 ) -> list[Row]:
     streams = _play(lab, scale, votes, rule, per_token)
     beliefs, secrets = (np.concatenate([getattr(s, name) for s in streams]) for name in ("beliefs", "secrets"))
@@ -79,7 +89,8 @@ def _rows(
         "sessions": scale.sessions,
         "tokens_per_session": scale.tokens,
         "dissent": dissent,
-        **_scores(lab, votes, streams, paper),
+        **_scores(lab, votes, expected, paper, rule, per_token),
+        **_in_sessions(lab, votes, streams),
     }
     row["leaked_nats"], row["leaked_stderr"] = leak_by_entropy(beliefs)
     row["leaked_nats_by_truth"], row["leaked_stderr_by_truth"] = leak_by_truth(beliefs, secrets)
@@ -110,25 +121,28 @@ def _rows(
     return [row]
 
 
-def _scores(lab: Lab, votes: TextVotes, streams: list[RecordedStream], paper: list[RecordedStream]) -> Row:
-    """Accuracy, retained gain and the lead over the paper's release, with errors over passages of the text.
-
-    Sessions read the same passages repeatedly: their spread is over secrets, not over text.
-    """
-    positions = np.concatenate([stream.positions for stream in streams])
-    truth, passage, rng = votes.truth[positions], votes.passage[positions], lab.rng("releases", "bootstrap")
-    right, noiseless, theirs = (
-        np.concatenate(columns) == truth
-        for columns in ([s.released for s in streams], [s.realized for s in streams], [s.released for s in paper])
-    )
-    public, full = votes.public[positions] == truth, votes.column("full")[positions] == truth
-    row: Row = {"accuracy_public": public.mean(), "accuracy_full": full.mean(), "accuracy_noiseless": noiseless.mean()}
-    row["accuracy"], row["accuracy_stderr"] = clustered_mean(right, passage, rng)
-    share = retained_gain(right, public, full, passage, rng)
-    row["retained_gain"], row["retained_gain_stderr"] = share or (None, None)
-    lead = right.astype(np.float64) - theirs
-    row["lead_points"], row["lead_stderr"] = clustered_mean(lead, passage, rng)
+def _scores(
+    lab: Lab, votes: TextVotes, expected: ExpectedReleases, paper: FloatArray, rule: Rule, per_token: float
+) -> Row:
+    """Expected accuracy, retained gain and the lead over the paper's release, with errors over passages."""
+    found = expected.under(rule, per_token, seed=lab.seed_for("releases", "draws"))
+    row: Row = {
+        "accuracy_public": float((votes.public == votes.truth).mean()),
+        "accuracy_full": float((votes.column("full") == votes.truth).mean()),
+        "accuracy_noiseless": float(found.noiseless.mean()),
+        **score_hits(lab, votes, found.hits),
+    }
+    lead = clustered_mean(found.hits - paper, votes.passage, lab.rng("hits", "bootstrap"))
+    row["lead_points"], row["lead_stderr"] = lead
     return row
+
+
+def _in_sessions(lab: Lab, votes: TextVotes, streams: list[RecordedStream]) -> Row:
+    """Accuracy of the tokens that were played, whose belief moves; with an error over passages, not over sessions."""
+    positions = np.concatenate([stream.positions for stream in streams])
+    right = np.concatenate([stream.released for stream in streams]) == votes.truth[positions]
+    found = clustered_mean(right, votes.passage[positions], lab.rng("releases", "bootstrap"))
+    return {"accuracy_sessions": found.mean, "accuracy_sessions_stderr": found.stderr}
 
 
 def _tokens_until(lab: Lab, per_token: float, share: float) -> int | None:
