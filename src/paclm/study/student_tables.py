@@ -80,7 +80,7 @@ STUDENT_TABLES: tuple[Table, ...] = (
         _students,
     ),
     rows_table(
-        "tab:student-recipes",
+        "tab:recipes",
         "student",
         "Ways to train a student on the same text. coupled: against the student's own vote with the same coins; "
         "difference: against the public model's vote; text: plain cross-entropy.",

@@ -183,7 +183,8 @@ def _notes(scale: StudentScale, rows: Sequence[Row]) -> list[str]:
         f"there are {scale.deployments} students of {scale.attacked:,} tokens, and one of any other number.",
         "half: the promise is about this question. The attacker holds the adapters of all worlds and knows who is in "
         "which, as the guarantee assumes. p: how likely so much evidence for the realized worlds is if students share "
-        "at most the charged nats with their secrets; exact, whatever the attack.",
+        "at most the charged nats with their secrets; exact, whatever the attack. Over d deployments it is m^-d at "
+        "least for m worlds, so that one student alone raises no alarm.",
         "corpus: not promised under `half`, where whatever is computed from all worlds alike is free.",
     ]
     if others < 1000:
@@ -225,16 +226,16 @@ REGIME = Regime(
         "quick": StudentScale(
             positions=4096,
             gumbel_draws=2,
-            tokens=(2_000, 6_000),
+            tokens=(1_000, 3_000),
             releases=("gaussian", "plurality"),
             per_token=2.0**-32,
-            deployments=2,
-            attacked=2_000,
-            records=96,
+            deployments=3,
+            attacked=1_000,
+            records=64,
             record_tokens=48,
             streams=16,
-            length=128,
-            recipes=2_000,
+            length=64,
+            recipes=1_000,
         ),
         "paper": StudentScale(
             positions=8176,
