@@ -17,7 +17,7 @@ from distilling import distiller_of
 from rotation_driver import NEVER, Fate
 
 from paclm import Curator
-from paclm.curator.distill import TAG, Distiller
+from paclm.curator.distill import Distiller
 from paclm.ledger.events import Usage
 from paclm.worlds.workspace import Workspace
 
@@ -88,7 +88,8 @@ def look(workspace, tokenizer):
         Curator.open(workspace, engine=ScriptedEngine(num_slots=STREAMS), tokenizer=tokenizer) as curator,
         distiller_of(workspace, curator) as distiller,
     ):
-        kept, usage = distiller._transcript, curator.usage().by_tag.get(TAG, Usage(TAG))
+        kept = distiller._transcript
+        usage = curator.usage().by_tag.get(kept.tag, Usage(kept.tag))
         return {
             "charged_tokens": usage.tokens,
             "charged_units": usage.units,

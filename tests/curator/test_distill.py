@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from functools import reduce
 
 import numpy as np
 import pytest
@@ -11,10 +12,10 @@ from curator.distilling import PROMPTS, distill, distiller_of, transcripts
 from curator.dp_deployments import GUARANTEE, with_dp_adapter
 from curator.killing import run_driver
 from paclm.curator.beginnings import Beginnings
-from paclm.curator.distill import TAG, check_promised, coins_of, first_tokens, text_settings
+from paclm.curator.distill import check_promised, first_tokens, text_settings
 from paclm.curator.dp_decoder import DpDecoder
 from paclm.curator.rotation import rotate_key
-from paclm.curator.transcript import ReleasedText
+from paclm.curator.transcript import TAG, ReleasedText
 from paclm.errors import (
     BudgetExceeded,
     CuratorError,
@@ -24,7 +25,9 @@ from paclm.errors import (
     WorkspaceError,
 )
 from paclm.ledger.dp_log import DpLog
+from paclm.ledger.events import Usage
 from paclm.privacy.accounting import nats_up, units_up
+from paclm.privacy.randomness import coins_of
 from paclm.worlds.layout import dp_log_path
 from paclm.worlds.workspace import Workspace
 
@@ -39,7 +42,9 @@ def scripted():
 
 
 def usage_of(curator):
-    return curator.usage().by_tag[TAG]
+    """Of everything that was distilled, each text under a tag of its own."""
+    tags = [usage for tag, usage in curator.usage().by_tag.items() if tag.startswith(f"{TAG}:")]
+    return reduce(Usage.plus, tags, Usage(TAG))
 
 
 # --- charges ------------------------------------------------------------------------------------------------------
@@ -161,7 +166,7 @@ def test_a_budget_that_does_not_cover_the_text_is_refused_before_any_token(make,
     with open_curator(workspace) as curator, distiller_of(workspace, curator) as distiller:
         with pytest.raises(BudgetExceeded, match=r"51 more.* at most 50 tokens"):
             distiller.plan(51)
-        assert TAG not in curator.usage().by_tag
+        assert usage_of(curator).tokens == 0
     with open_curator(workspace) as curator:
         assert distill(workspace, curator, 50)[1].num_tokens == 50
         with pytest.raises(BudgetExceeded, match="at most 50 tokens"):

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from engine.small_training import SETTINGS, text_blocks
-from paclm.curator.distill import coins_of
 from paclm.engine import student as students
 from paclm.engine.student import Recipe, StudentText, score_student, train_student
 from paclm.errors import EngineError
+from paclm.privacy.randomness import coins_of
 
 SUPPORT = 20
 RECIPE = Recipe(epochs=2, batch_tokens=64, learning_rate=2e-3)

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from paclm.curator import distill
 from paclm.engine.student import Recipe
 from paclm.errors import InvalidInput
 from paclm.privacy.bounds import success_bound
+from paclm.privacy.randomness import coins_of
 from paclm.privacy.releases import rule_named
-from paclm.study.distilled_text import DistilledText, TextSource, coins_of
+from paclm.study.distilled_text import TextSource, TextWriter
 from paclm.study.leak_tests import FALSE_ALARMS
 from paclm.study.regimes import student
 from paclm.study.regimes.student import NO_NOISE, PUBLIC
@@ -55,7 +55,7 @@ def without_times(rows):
 
 
 def writer_of(lab, streams=4, length=16):
-    return DistilledText(lab, streams, length)
+    return TextWriter(lab, streams, length)
 
 
 def tokens_of(written):
@@ -108,11 +108,6 @@ def test_coins_of_the_texts_are_those_of_the_votes(lab):
             coins = coins_of([(text.coins_seed, step)], 200)
             ballot = engine.ballot([*text.prompt, *text.tokens[:step]], coins[0], text.temperature)
             assert ballot.votes.ravel()[secret] == token
-
-
-def test_coins_are_those_that_a_distillation_trains_with():
-    draws = [(5, 0), (5, 1), (2**100, 7)]
-    assert np.array_equal(coins_of(draws, 9), distill.coins_of(draws, 9))
 
 
 def test_deployments_have_secrets_and_coins_of_their_own_and_releases_share_them(lab):
@@ -182,7 +177,7 @@ def test_a_stopped_run_goes_on_and_ends_with_the_same_numbers(lab, result, monke
         with pytest.raises(ZeroDivisionError):
             run_regime(lab, student.REGIME, "quick", scale=SCALE)
     kept = {path.name for path in (lab.folder / "parts").iterdir()}
-    monkeypatch.setattr(DistilledText, "_write_part", lambda *_: made.append("text"))
+    monkeypatch.setattr(TextWriter, "_write_part", lambda *_: made.append("text"))
     monkeypatch.setattr("paclm.engine.student.train_student", lambda *_, **__: made.append("student"))
     rows = run_regime(lab, student.REGIME, "quick", scale=SCALE).rows
     assert made == [], "what was written and trained is not made again"

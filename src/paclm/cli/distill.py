@@ -205,13 +205,12 @@ def _train(
 ) -> StudentFacts:
     """Train on the text alone, then score on held-out records, then write the folder."""
     from paclm.cli.progress import progress
-    from paclm.curator.distill import score, train
+    from paclm.curator.distill import default_recipe, score, train
     from paclm.curator.student_card import StudentFacts, write_student
     from paclm.engine.base_model import base_of
-    from paclm.engine.student import Recipe
 
     base, training = base_of(workspace), _training(workspace.training, rank)
-    recipe = Recipe() if epochs is None else Recipe(epochs=epochs)
+    recipe = default_recipe(text.settings.promise, epochs)
     with progress() as bar:
         task = bar.add_task("Training", total=recipe.epochs * text.num_tokens)
         model, student = train(

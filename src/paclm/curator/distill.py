@@ -30,7 +30,7 @@ from paclm.errors import BudgetExceeded, CuratorError, InvalidInput, PromiseConf
 from paclm.ledger.address import exists
 from paclm.ledger.events import Usage
 from paclm.privacy.accounting import nats_up
-from paclm.privacy.randomness import Coins, next_gumbel
+from paclm.privacy.randomness import coins_of
 from paclm.worlds.fingerprints import Base
 from paclm.worlds.layout import DP_FILE
 from paclm.worlds.settings import Voting
@@ -42,10 +42,7 @@ if TYPE_CHECKING:  # torch is loaded with the models, not on import
 
     from paclm.engine.adapters import AdapterStack
     from paclm.engine.student import HeldOut, Recipe
-    from paclm.privacy.belief import FloatArray
 
-TAG = "distill"
-"""Whose tokens they are in the ledger's usage figures."""
 _LENGTH = 256
 
 
@@ -102,8 +99,9 @@ class DistilledText:
 
     @property
     def most_nats(self) -> float:
-        """What the texts cost if every token was charged: may be published."""
-        return nats_up(sum(text.most_units for text in self.texts))
+        """What the texts cost if every token was charged, or the total if that is less: may be published."""
+        most = nats_up(sum(text.most_units for text in self.texts))
+        return most if self.committed_nats is None else min(most, self.committed_nats)
 
 
 def check_promised(workspace: Workspace) -> Mapping[str, Any]:
@@ -178,11 +176,12 @@ class Distiller:
         """Refuse text that this ledger has not charged: it was rolled back behind the transcript."""
         if self._curator is None:
             return
-        usage, kept = self._curator.usage().by_tag.get(TAG, Usage(TAG)), self._transcript
+        kept = self._transcript
+        usage = self._curator.usage().by_tag.get(kept.tag, Usage(kept.tag))
         if usage.tokens < kept.num_tokens or usage.units < kept.charged_units:
             raise CuratorError(
                 f"{kept.path} holds {kept.num_tokens:,} released tokens, but the ledger has charged {usage.tokens:,} "
-                "for distillation: it is older than the text, and a student of it would have no bound. Restore the "
+                "of them: it is older than the text, and a student of it would have no bound. Restore the "
                 "newest ledger. To distill from the beginning, at the full price, delete that file."
             )
 
@@ -243,7 +242,7 @@ class Distiller:
                 length,
                 temperature=self._settings.temperature,
                 coins_seed=secrets.randbits(128),
-                tag=TAG,
+                tag=self._transcript.tag,
             )
             self._running[self._decoder.submit(request)] = None
             self._num_submitted += 1
@@ -298,9 +297,12 @@ def train(
     return model, student
 
 
-def coins_of(draws: Sequence[tuple[int, int]], size: int) -> FloatArray:
-    """The public coins (n, size) of tokens, by seed and step."""
-    return next_gumbel([Coins(seed, step) for seed, step in draws], size)
+def default_recipe(promise: PromiseName, epochs: int | None = None) -> Recipe:
+    """The best that was found. Under `corpus` plain text: its coins are on the support of the DP adapter, not here."""
+    from paclm.engine.student import Recipe
+
+    recipe = Recipe(kind="coupled" if promise == "half" else "text")
+    return recipe if epochs is None else replace(recipe, epochs=epochs)
 
 
 def score(workspace: Workspace, base: Base, model: PreTrainedModel, student: AdapterStack) -> HeldOut | None:

@@ -82,7 +82,10 @@ The private records were assigned to {worlds} worlds, each to half of them, and 
 committed total of {committed} nats, no attack on whether {unit} in the secretly drawn half succeeds more than {mia} of
 the time (a guess: 1/2), and none names the realized world more than {world_id} of the time (a guess: 1/{worlds}). The
 total is shared with everything else that was, or will be, served from the same secret: the bound covers all of it
-together, for an adversary who knows all records, all worlds, and nothing about the realized one."""
+together, for an adversary who knows all records, all worlds, and nothing about the realized one. If the total is raised
+later, the bound on all of it together is the one at that total.{imported}"""
+_IMPORTED = """ The worlds were trained elsewhere: that each was trained on its own records alone, and all of them
+alike, is the operator's word."""
 _NOT_HALF = """\
 - Whether a record is in the corpus at all: nothing is promised about that. Everything computed from all worlds alike is
   free under this promise{free}.
@@ -96,6 +99,7 @@ _CORPUS = """\
 whether {unit} in the corpus succeeds more than {mia} of the time (a guess: 1/2). The figures are those of all DP
 trainings over these records that were known when this student was made; a later one adds to them."""
 _NOT_CORPUS = """\
+- Records that were held out: nothing here is trained on them, and nothing about them is published.
 - What many units have in common: the model is there to learn it.
 - Content that stands in several units.
 - Anything once tokens were served under the promise `half` from the same records.
@@ -115,6 +119,11 @@ class StudentFacts:
     manifest: Manifest
     heldout: HeldOut | None
     num_heldout: int
+
+    @property
+    def published_heldout(self) -> HeldOut | None:
+        """None under `corpus`: how many records were held out would say whether one of them is in the corpus."""
+        return self.heldout if self.text.settings.promise == "half" else None
 
 
 def check_new(folder: Path) -> None:
@@ -175,10 +184,10 @@ def describe_student(facts: StudentFacts, hashes: Mapping[str, str]) -> dict[str
         "recipe": dataclasses.asdict(facts.recipe),
         "rank": facts.training.rank,
         "heldout": None
-        if facts.heldout is None
+        if facts.published_heldout is None
         else {
             "records": facts.num_heldout,
-            **{name: _rounded(value) for name, value in facts.heldout._asdict().items()},
+            **{name: _rounded(value) for name, value in facts.published_heldout._asdict().items()},
         },
         "files": dict(hashes),
     }
@@ -201,7 +210,7 @@ def render_student_card(facts: StudentFacts, hashes: Mapping[str, str]) -> str:
         charge=f"at most {format_budget(text.most_nats)} nats" if is_half else "nothing is charged under `corpus`",
         kind=recipe.kind,
         epochs=recipe.epochs,
-        learning_rate=recipe.learning_rate,
+        learning_rate=recipe.learning_rate or facts.training.learning_rate,
         fingerprint=facts.base.fingerprint,
         weights=ADAPTER_FILES[1],
         hash=hashes[ADAPTER_FILES[1]],
@@ -220,18 +229,18 @@ def _promise(facts: StudentFacts) -> str:
         committed=format_budget(facts.text.committed_nats),
         world_id=format_bound(figures["world_id_bound"]),
         worlds=manifest.arguments["worlds"],
+        imported=_IMPORTED if manifest.imported else "",
     )
 
 
 def _limits_of_half(release: str) -> str:
     is_free = not rule_named(release).reads_secret
-    return _NOT_HALF.format(free=f", this student included: `{release}` does not read the secret" if is_free else "")
+    return _NOT_HALF.format(free=f", and `{release}` does not read the secret" if is_free else "")
 
 
 def _heldout(facts: StudentFacts) -> str:
-    if facts.heldout is None:
+    if (one := facts.published_heldout) is None:
         return ""
-    one = facts.heldout
     rows = (
         ("loss, nats per token", one.loss_public, one.loss_student),
         ("most likely token is the true one", one.accuracy_public, one.accuracy_student),
@@ -240,7 +249,7 @@ def _heldout(facts: StudentFacts) -> str:
     return (
         f"On {facts.num_heldout:,} held-out records ({one.tokens:,} tokens), which neither a world nor the student was "
         f"trained on:\n\n| | public model | student |\n|---|---|---|\n{table}\n\nThese figures are about the held-out "
-        "records as a whole. They are rounded, and no promise covers them.\n\n"
+        "records as a whole, and no promise covers them.\n\n"
     )
 
 

@@ -4,6 +4,7 @@ One file per distillation, in the curator's folder. Every step appends one line,
 a kill loses the tokens of one step at most. A last line that was cut off is dropped.
 
     line    base64 of a step, sealed under the master key together with the file's name and the line before it
+    first   {"id": drawn when the file is made: its tokens have a tag of their own in the ledger}
     step    {"begin": [[prompt, seed, τ], …], "tokens": [[text, token], …], "units": charged for all of them,
              "price": the most that one of them could cost}
 
@@ -17,6 +18,7 @@ import errno
 import hashlib
 import json
 import os
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +27,9 @@ from typing import Any, Self
 from paclm.curator.master_key import MasterKeys
 from paclm.errors import CuratorError
 from paclm.worlds.storage import refuse_if_shared, write_private
+
+TAG = "distill"
+"""What the ledger's usage figures call such tokens, before the id of their file."""
 
 
 @dataclass(slots=True)
@@ -48,6 +53,8 @@ class SealedTranscript:
         self._descriptor = -1
         self._last_line = b""
         self._num_lines = 0
+        self.tag = ""
+        """Of its tokens in the ledger: nothing else is charged under it, and no API key can have this name."""
         self.texts: list[ReleasedText] = []
         """In the order of their first tokens."""
         self.num_tokens = 0
@@ -72,6 +79,8 @@ class SealedTranscript:
         if cut_off:
             os.ftruncate(transcript._descriptor, sum(len(line) + 1 for line in lines))
             os.fsync(transcript._descriptor)
+        if not lines:
+            transcript._write({"id": secrets.token_hex(8)})
         return transcript
 
     def append(
@@ -84,6 +93,9 @@ class SealedTranscript:
             "units": units,
             "price": price,
         }
+        self._write(step)
+
+    def _write(self, step: dict[str, Any]) -> None:
         content = json.dumps(step, separators=(",", ":")).encode()
         line = base64.b64encode(self._keys.seal(content, self._about()))
         try:
@@ -93,8 +105,9 @@ class SealedTranscript:
         except OSError as error:
             self.close()  # what follows a line that was cut off could not be read
             raise CuratorError(
-                f"{self.path} cannot be written ({error.strerror}), so the {len(tokens):,} tokens of the last step are "
-                "lost; they were charged. Free some space, then repeat the command: it goes on from there."
+                f"{self.path} cannot be written ({error.strerror}), so the {len(step.get('tokens', ())):,} tokens of "
+                "the last step are lost; they were charged. Free some space, then repeat the command: it goes on from "
+                "there."
             ) from None
         self._take(line, step)
 
@@ -130,11 +143,14 @@ class SealedTranscript:
         )
 
     def _take(self, line: bytes, step: dict[str, Any]) -> None:
+        self._last_line = line
+        self._num_lines += 1
+        if "id" in step:
+            self.tag = f"{TAG}:{step['id']}"
+            return
         self.texts += (ReleasedText(tuple(prompt), int(seed, 16), tau) for prompt, seed, tau in step["begin"])
         for number, token in step["tokens"]:
             self.texts[number].tokens.append(token)
             self.texts[number].most_units += step["price"]
         self.num_tokens += len(step["tokens"])
         self.charged_units += step["units"]
-        self._last_line = line
-        self._num_lines += 1

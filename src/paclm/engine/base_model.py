@@ -36,6 +36,8 @@ WAYS_OUT = (
 )
 
 _CHANGED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+_PUBLISHED_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+"""`tiny`, or a name of the hub: what a student.json may lead to."""
 _DECODER = re.compile(r"(ForCausalLM|LMHeadModel)$")
 _LONGEST_REASON = 240
 _HUB_NAME = re.compile(r"\w[\w.-]*(?:/\w[\w.-]*)?")
@@ -61,6 +63,10 @@ def base_of(workspace: Workspace) -> Base:
 def base_of_student(student: StudentFolder, named: str | None = None) -> Base:
     """The base model of a student: the one named here, or found by the name in its student.json; hashed in full."""
     wanted, way_out = student.base, f"paclm serve {in_shell(student.path)} --base MODEL"
+    if named is None and not _PUBLISHED_NAME.fullmatch(wanted["name"]):  # a path would be of the publisher's choice
+        raise ModelError(
+            f"The base model of the student {student.path} is given by a path. To say where it is: {way_out}"
+        )
     try:
         found = resolve_base(named or wanted["name"])
     except ModelError as error:
@@ -112,7 +118,9 @@ def load_tokenizer(base: Base) -> Any:
     tokenizer: Any = read_tokenizer(base.folder)
     if tokenizer is None:
         try:
-            tokenizer = _import("transformers").AutoTokenizer.from_pretrained(base.folder, local_files_only=True)
+            tokenizer = _import("transformers").AutoTokenizer.from_pretrained(
+                base.folder, local_files_only=True, trust_remote_code=False
+            )
         except (OSError, ValueError) as error:
             raise ModelError(
                 f"The tokenizer of {base.name} in {base.folder} cannot be loaded: {_shortly(error)} Fetch it again."
@@ -139,7 +147,9 @@ def context_of(base: Base) -> int:
 def config_of(base: Base) -> Any:
     """The configuration of the base model, as Transformers reads it."""
     try:
-        return _import("transformers").AutoConfig.from_pretrained(base.folder, local_files_only=True)
+        return _import("transformers").AutoConfig.from_pretrained(
+            base.folder, local_files_only=True, trust_remote_code=False
+        )
     except (OSError, ValueError) as error:
         raise ModelError(
             f"The base model {base.name} in {base.folder} is not known to this version of Transformers: "
@@ -154,7 +164,7 @@ def load_model(base: Base, dtype: torch.dtype) -> torch.nn.Module:
         with _no_progress_bars(transformers):
             model: torch.nn.Module
             model, found = transformers.AutoModelForCausalLM.from_pretrained(
-                base.folder, dtype=dtype, local_files_only=True, output_loading_info=True
+                base.folder, dtype=dtype, local_files_only=True, trust_remote_code=False, output_loading_info=True
             )
     except (OSError, ValueError, RuntimeError, _import("safetensors").SafetensorError) as error:
         raise ModelError(

@@ -1,15 +1,15 @@
 """Train a student: one adapter on text that was released already. Reads released and public values only.
 
     private worlds ── votes ── release ──► token r         the target
-    public coins ──► the student's own vote s, on the same support
-                                   slope of the logits:    e_s − e_r
+    public coins ──► votes of the public model, u, and of the student, s, on the same support
+                                   slope of the logits:    (s − u) + (e_u − e_r)
 
 The worlds' votes were coupled by public coins: Gumbel variables on the public model's top k. From the coins of a token
-follows what the student would have voted in the worlds' place. Over the coins the mean of e_s is the student's own
-distribution inside the support, so the slope has the mean of cross-entropy's, p_s − e_r; but it is zero wherever the
-two agree, and what the public model knows already adds no noise. With softness κ > 0 the vote becomes a distribution,
-softmax(keys / κ), where a world's keys are taken for the student's plus Gumbel noise of scale κ: less noise still, and
-a small bias towards sharper students. Greedy text has no coins: there κ = 0 is the perceptron's rule.
+follows what the public model and the student would have voted in the worlds' place. The student's vote would give the
+slope e_s − e_r, whose mean over the coins is that of cross-entropy, p_s − e_r; but it is zero wherever both agree, and
+what the public model knows already adds no noise. Votes jump, so soft ones are compared instead, softmax(keys / κ) of
+student and public model: less noise, and a student of the public model's own text still learns nothing. κ → 0 is e_s −
+e_r.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from paclm.engine.weights import output_layer
 from paclm.errors import EngineError
 
 RecipeName = Literal["coupled", "difference", "text"]
-"""`coupled`: as above. `difference`: the public model votes in the student's place, p_s − p_0 − (e_r − e_u). `text`:
+"""`coupled`: as above. `difference`: without coins, (p_s − p_0) + (e_u − e_r). `text`:
 cross-entropy, p_s − e_r."""
 
 _POSITIONS = {"cpu": 512, "cuda": 8192}
@@ -60,7 +60,7 @@ class Recipe:
     """How a student is trained. The defaults are the best that was found on public corpora (docs/research/log.md)."""
 
     kind: RecipeName = "coupled"
-    softness: float = 0.3  # κ of `coupled`; 0: the student's vote itself
+    softness: float = 0.3  # κ of `coupled`
     anchor: float = 0.0  # weight of p_s − p_0, which keeps the student near the public model
     learning_rate: float | None = None  # falls linearly to 0; None: as in [training]
     epochs: int = 2
@@ -200,25 +200,24 @@ class _Slope:
         if recipe.kind == "text":
             slope = own.softmax(-1)
         else:
-            support, keys = self._keys(own, known, batch, part)
-            slope = torch.zeros_like(own)
+            slope = self._coupled(own, known, batch, part)
             if recipe.kind == "difference":
                 slope += own.softmax(-1) - known.softmax(-1)
-            if recipe.kind == "coupled" and recipe.softness:
-                slope.scatter_(1, support, (keys / recipe.softness).softmax(-1))
-            else:
-                slope.scatter_add_(1, support.gather(1, keys.argmax(-1, keepdim=True)), ones)
         slope.scatter_add_(1, released, -ones)
         if recipe.anchor:
             slope += recipe.anchor * (own.softmax(-1) - known.softmax(-1))
         return slope
 
-    def _keys(self, own: Tensor, known: Tensor, batch: _Layout, part: slice) -> tuple[Tensor, Tensor]:
-        """The public model's top k, and the keys there: logits of who votes, with the coins added; both (c, k)."""
-        support = known.topk(min(self._support_size, known.shape[1]), -1).indices
+    def _coupled(self, own: Tensor, known: Tensor, batch: _Layout, part: slice) -> Tensor:
+        """(c, V): the public model's vote and, under `coupled`, what the student's soft vote adds to the public one."""
+        support = known.topk(min(self._support_size, known.shape[1]), -1).indices  # (c, k)
         coins = torch.from_numpy(self._coins_of(batch.draws[part], support.shape[1])).to(own)
-        voters = own if self._recipe.kind == "coupled" else known
-        return support, voters.gather(1, support) + batch.temperature[part].unsqueeze(1) * coins
+        student, public = (logits.gather(1, support) + batch.temperature[part, None] * coins for logits in (own, known))
+        votes, softness = torch.zeros_like(own), self._recipe.softness
+        if self._recipe.kind == "coupled":
+            votes.scatter_(1, support, (student / softness).softmax(-1) - (public / softness).softmax(-1))
+        chosen = support.gather(1, public.argmax(-1, keepdim=True))
+        return votes.scatter_add_(1, chosen, torch.ones_like(chosen, dtype=votes.dtype))
 
 
 class HeldOut(NamedTuple):

@@ -88,6 +88,11 @@ def next_gumbel(coins: Sequence[Coins], size: int) -> FloatArray:
     return _gumbel_of(words)
 
 
+def coins_of(draws: Sequence[tuple[int, int]], size: int) -> FloatArray:
+    """The coins (n, size) of tokens that were voted on earlier, by seed and step number."""
+    return next_gumbel([Coins(seed, step) for seed, step in draws], size)
+
+
 def _gumbel_of(words: WordArray) -> FloatArray:
     gumbel: FloatArray = -np.log(-np.log(_open_unit(words)))
     return gumbel

@@ -19,7 +19,7 @@ import numpy as np
 from paclm.curator.research import ResearchSession
 from paclm.curator.streams import encode_prompt
 from paclm.privacy.belief import FloatArray, uniform_belief
-from paclm.privacy.randomness import Coins, ResearchNoise, next_gumbel
+from paclm.privacy.randomness import ResearchNoise
 from paclm.privacy.releases import Rule
 from paclm.study.history import Arrays
 from paclm.study.lab import Advance, Lab
@@ -55,7 +55,7 @@ class WrittenText(NamedTuple):
     dissent: float  # share of the tokens of their parts that the worlds differed on
 
 
-class DistilledText:
+class TextWriter:
     """The texts of all sources and deployments of one study. A deployment has one secret, whatever its source."""
 
     def __init__(self, lab: Lab, streams: int, length: int, temperature: float = 1.0) -> None:
@@ -142,8 +142,3 @@ class DistilledText:
 
     def _coins(self, deployment: int, stream: int) -> int:
         return self._lab.seed_for("student", "coins", deployment, stream)
-
-
-def coins_of(draws: Sequence[tuple[int, int]], size: int) -> FloatArray:
-    """The public coins (n, size) of tokens, by seed and step."""
-    return next_gumbel([Coins(seed, step) for seed, step in draws], size)

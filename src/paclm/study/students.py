@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from paclm.privacy.belief import FloatArray
+from paclm.privacy.randomness import coins_of
 from paclm.study.attacks.record_scores import informed_scores
-from paclm.study.distilled_text import SUPPORT, TextSource, WrittenText, coins_of
+from paclm.study.distilled_text import SUPPORT, TextSource, WrittenText
 from paclm.study.history import Arrays
 from paclm.study.lab import Advance, Lab
 from paclm.study.parts import Parts

@@ -24,7 +24,7 @@ from paclm.config import format_budget
 from paclm.errors import InvalidInput
 from paclm.privacy.releases import rule_named
 from paclm.study.adapter_scores import ScoredAdapters, score_adapters
-from paclm.study.distilled_text import DistilledText, TextSource
+from paclm.study.distilled_text import TextSource, TextWriter
 from paclm.study.lab import Lab
 from paclm.study.leak_tests import FALSE_ALARMS, is_violation
 from paclm.study.regime import Findings, Regime, headline
@@ -66,7 +66,7 @@ def run(lab: Lab, scale: StudentScale) -> Findings:
     """Write the texts, train the students, score them, attack them."""
     lab.need_all_worlds()
     lab.ensure("full")
-    writer = DistilledText(lab, scale.streams, scale.length)
+    writer = TextWriter(lab, scale.streams, scale.length)
     groups = _distill(lab, scale, writer)
     dp, notes = _dp_adapters(lab)
     rows = _gain(lab, scale, groups, dp)
@@ -101,7 +101,7 @@ def _wanted(scale: StudentScale) -> Iterator[tuple[TextSource, int, RecipeName, 
                 yield first, scale.recipes, recipe, 1
 
 
-def _distill(lab: Lab, scale: StudentScale, writer: DistilledText) -> list[Group]:
+def _distill(lab: Lab, scale: StudentScale, writer: TextWriter) -> list[Group]:
     wanted = list(_wanted(scale))
     most: dict[tuple[TextSource, int], int] = {}
     for source, tokens, _, deployments in wanted:
