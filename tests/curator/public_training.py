@@ -19,8 +19,9 @@ from paclm.curator.distill import train
 from paclm.curator.transcript import ReleasedText
 from paclm.engine.adapters import AdapterStack
 from paclm.engine.peft_io import write_peft
-from paclm.engine.student import Recipe
+from paclm.engine.student_training import Recipe
 from paclm.worlds.fingerprints import Base
+from paclm.worlds.student_folder import MARK
 
 TOUCHED = 77
 
@@ -52,7 +53,7 @@ def main():
     settings = TrainingConfig(**arguments["settings"])
     _, student = train(base, texts, settings, Recipe(**arguments["recipe"]), runtime, support_size)
     Path(out).mkdir()
-    write_peft(student, 0, Path(out), "small", conv1d=True)
+    write_peft(student, 0, Path(out), "small", conv1d=True, mark=MARK)
 
 
 if __name__ == "__main__":

@@ -288,7 +288,7 @@ def test_after_a_full_disk_the_same_command_goes_on(make, open_curator, monkeypa
 
     def fail(descriptor, content):
         calls.append(content)
-        return write(descriptor, content[: len(content) // 2] if len(calls) == 3 else content)
+        return write(descriptor, content[: len(content) // 2] if len(calls) == 4 else content)
 
     with open_curator(workspace) as curator:
         monkeypatch.setattr(os, "write", fail)

@@ -11,7 +11,7 @@ from paclm.config import TrainingConfig
 from paclm.curator.distill import DistilledText, TextSettings
 from paclm.curator.student_card import StudentFacts, _public_name, describe_student, render_student_card
 from paclm.curator.transcript import ReleasedText
-from paclm.engine.student import HeldOut, Recipe
+from paclm.engine.student_training import HeldOut, Recipe
 from paclm.privacy.accounting import nats_up, units_up
 from paclm.worlds.fingerprints import Base
 from paclm.worlds.manifest import Manifest
@@ -113,7 +113,7 @@ def test_under_half_the_card_has_the_bounds_at_the_committed_total_and_the_limit
 @pytest.mark.parametrize(("release", "is_free"), [("gaussian", False), ("plurality", True), ("mixture", True)])
 def test_a_release_that_does_not_read_the_secret_is_named_as_free(release, is_free):
     card, about = published(facts_of("half", release))
-    assert ("this student included" in words(card)) == is_free
+    assert ("does not read the secret" in words(card)) == is_free
     assert (about["nats"] == 0.0) == is_free
 
 

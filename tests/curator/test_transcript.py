@@ -103,7 +103,7 @@ def test_lines_of_two_histories_do_not_mix(path, tmp_path):
     (tmp_path / "copy").mkdir()
     copy = shutil.copy(path, tmp_path / "copy" / path.name)
     ours, theirs = (write(one, 2).read_bytes().splitlines(keepends=True) for one in (path, copy))
-    path.write_bytes(b"".join([*ours[:2], theirs[2]]))
+    path.write_bytes(b"".join([*ours[:3], theirs[3]]))
     with pytest.raises(CuratorError):
         read(path)
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from paclm.engine.student import Recipe
+from paclm.engine.student_training import Recipe
 from paclm.errors import InvalidInput
 from paclm.privacy.bounds import success_bound
 from paclm.privacy.randomness import coins_of
@@ -178,7 +178,7 @@ def test_a_stopped_run_goes_on_and_ends_with_the_same_numbers(lab, result, monke
             run_regime(lab, student.REGIME, "quick", scale=SCALE)
     kept = {path.name for path in (lab.folder / "parts").iterdir()}
     monkeypatch.setattr(TextWriter, "_write_part", lambda *_: made.append("text"))
-    monkeypatch.setattr("paclm.engine.student.train_student", lambda *_, **__: made.append("student"))
+    monkeypatch.setattr("paclm.engine.student_training.train_student", lambda *_, **__: made.append("student"))
     rows = run_regime(lab, student.REGIME, "quick", scale=SCALE).rows
     assert made == [], "what was written and trained is not made again"
     assert without_times(rows) == without_times(result.rows)
@@ -248,7 +248,7 @@ def audit(lab, source, recipe, count=4, tokens=4000):
 @pytest.fixture
 def fast(monkeypatch):
     """Students learn quickly here: the worlds of this workspace are far from the public model."""
-    monkeypatch.setattr("paclm.engine.student.Recipe", partial(Recipe, learning_rate=0.03))
+    monkeypatch.setattr("paclm.engine.student_training.Recipe", partial(Recipe, learning_rate=0.03))
 
 
 def test_the_audit_finds_students_of_text_without_noise(lab, fast):

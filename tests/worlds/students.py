@@ -6,13 +6,16 @@ from dataclasses import replace
 import torch
 
 from paclm.config import TrainingConfig
-from paclm.curator.distill import TextSettings
+from paclm.curator.distill import DistilledText, TextSettings
 from paclm.curator.student_card import StudentFacts, write_student
+from paclm.curator.transcript import ReleasedText
 from paclm.engine.adapters import AdapterSpec, AdapterStack, find_targets
 from paclm.engine.base_model import load_model
-from paclm.engine.student import Recipe
+from paclm.engine.student_training import Recipe
+from paclm.privacy.accounting import units_up
 from paclm.privacy.bounds import success_bound
 from paclm.worlds.fingerprints import Base, fingerprint_base
+from paclm.worlds.manifest import Manifest
 from paclm.worlds.student_folder import read_student
 
 WORLDS = 8
@@ -38,26 +41,31 @@ def random_adapter(base, top=None, seed=3):
 
 def facts_of(base, promise="half"):
     is_half = promise == "half"
-    return StudentFacts(
-        base=base,
-        text=TextSettings(
-            promise=promise,
-            release="gaussian" if is_half else "dp",
-            temperature=1.0,
-            support_size=40,
-            length=16,
-            prompts=((1,),),
-        ),
-        training=TrainingConfig(rank=2),
-        recipe=Recipe(),
-        prompts="the start token",
-        tokens=1000,
-        most_nats=1000 * 2.0**-16 if is_half else 0.0,
+    settings = TextSettings(
+        promise=promise,
+        release="gaussian" if is_half else "dp",
+        temperature=1.0,
+        support_size=40,
+        length=1000,
+        prompts=((1,),),
+    )
+    most = 1000 * units_up(2.0**-16) if is_half else 0
+    text = DistilledText(
+        settings=settings,
+        texts=[ReleasedText((1,), 7, 1.0, [9] * 1000, most)],
+        charged_nats=0.0,
         figures=HALF if is_half else CORPUS,
         committed_nats=TOTAL if is_half else None,
-        num_worlds=WORLDS,
-        unit="a record was",
-        unit_name="record",
+    )
+    return StudentFacts(
+        base=base,
+        text=text,
+        beginnings="the start token",
+        training=TrainingConfig(rank=2),
+        recipe=Recipe(),
+        manifest=Manifest(
+            format=1, id="", created="", versions={}, arguments={"worlds": WORLDS}, summary={}, files={}, base={}
+        ),
         heldout=None,
         num_heldout=0,
     )

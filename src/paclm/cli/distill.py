@@ -67,9 +67,7 @@ def distill(
         int | None, typer.Option(help="Most tokens of one text.", min=1, show_default="256, or a training block")
     ] = None,
     rank: Annotated[int | None, typer.Option(help="r of the student.", min=1, show_default="as in [training]")] = None,
-    epochs: Annotated[
-        int | None, typer.Option(help="How often it sees each text.", min=1, show_default="as found best")
-    ] = None,
+    epochs: Annotated[int | None, typer.Option(help="How often it sees each text.", min=1, show_default="2")] = None,
     witness: WitnessOption = None,
     workers: WorkersOption = 1,
     rendezvous: RendezvousOption = None,
@@ -270,7 +268,7 @@ def _show(facts: StudentFacts, out: Path, num_new: int, generated: float, traine
         "student": f"{out} (PEFT, with a model card)",
         "text": f"{text.num_tokens:,} tokens, {num_new:,} of them new, in {format_duration(generated)}",
         "charged": f"{format_budget(text.charged_nats)} nats for all text that is kept" if is_half else "nothing",
-        "training": f"{facts.recipe.epochs} epochs in {format_duration(trained)}",
+        "training": f"{format_duration(trained)} with scoring; epochs: {facts.recipe.epochs}",
     }
     if heldout is not None:
         fields["held-out"] = (

@@ -41,7 +41,7 @@ if TYPE_CHECKING:  # torch is loaded with the models, not on import
     from transformers import PreTrainedModel
 
     from paclm.engine.adapters import AdapterStack
-    from paclm.engine.student import HeldOut, Recipe
+    from paclm.engine.student_training import HeldOut, Recipe
 
 _LENGTH = 256
 
@@ -280,7 +280,7 @@ def train(
     on_step: Callable[[int], None] | None = None,
 ) -> tuple[PreTrainedModel, AdapterStack]:
     """The public model and a student of it. All arguments are released or public, and no other file is read."""
-    from paclm.engine.student import StudentText, train_student
+    from paclm.engine.student_training import StudentText, train_student
 
     model = load_public_model(base, runtime)
     passages = [StudentText(text.prompt, tuple(text.tokens), text.coins_seed, text.temperature) for text in texts]
@@ -299,7 +299,7 @@ def train(
 
 def default_recipe(promise: PromiseName, epochs: int | None = None) -> Recipe:
     """The best that was found. Under `corpus` plain text: its coins are on the support of the DP adapter, not here."""
-    from paclm.engine.student import Recipe
+    from paclm.engine.student_training import Recipe
 
     recipe = Recipe(kind="coupled" if promise == "half" else "text")
     return recipe if epochs is None else replace(recipe, epochs=epochs)
@@ -308,7 +308,7 @@ def default_recipe(promise: PromiseName, epochs: int | None = None) -> Recipe:
 def score(workspace: Workspace, base: Base, model: PreTrainedModel, student: AdapterStack) -> HeldOut | None:
     """Public model and student on the held-out records, which no world and no student was trained on."""
     from paclm.engine.base_model import context_of, load_tokenizer
-    from paclm.engine.student import score_student
+    from paclm.engine.student_training import score_student
     from paclm.engine.training_order import make_blocks
     from paclm.worlds.blocks import block_length, encode_stream
 

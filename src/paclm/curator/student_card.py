@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paclm import __version__
-from paclm.config import TrainingConfig, format_budget
+from paclm.config import TrainingConfig, format_budget, in_shell
 from paclm.curator.distill import DistilledText
 from paclm.errors import InvalidInput
 from paclm.privacy.bounds import format_bound
@@ -30,7 +30,7 @@ from paclm.worlds.student_folder import ADAPTER_FILES, FORMAT, MARK, STUDENT_FIL
 
 if TYPE_CHECKING:  # torch is loaded with the models, not on import
     from paclm.engine.adapters import AdapterStack
-    from paclm.engine.student import HeldOut, Recipe
+    from paclm.engine.student_training import HeldOut, Recipe
 
 CARD_FILE = "README.md"
 _DIGITS = 3
@@ -39,10 +39,9 @@ _DIGITS = 3
 _CARD = """\
 ---
 library_name: peft
-base_model: {base}
-tags: [lora, paclm]
+{front}tags: [lora, paclm]
 ---
-# Student
+# Student of {tokens:,} privately released tokens
 
 A LoRA adapter of rank {rank} for {base}, made by `paclm distill` {version}. It was trained on {tokens:,} tokens of text
 that a language model adapted to private records released privately, and on nothing else: not on the records, and not on
@@ -66,7 +65,7 @@ it change nothing about this.
 | release | `{release}` |
 | tokens | {tokens:,}, at τ = {temperature:g}, beginning at {beginnings} |
 | charge | {charge} |
-| recipe | `{kind}`, {epochs} epochs, learning rate {learning_rate:g} |
+| recipe | `{kind}`, epochs: {epochs}, learning rate {learning_rate:g} |
 | base model | {base}, fingerprint `{fingerprint}` |
 | `{weights}` | SHA-256 `{hash}` |
 
@@ -74,11 +73,22 @@ it change nothing about this.
 
     paclm serve FOLDER
 
-or with PEFT: `PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(BASE), FOLDER)`.
+or with PEFT, and the tokenizer of the base model:
+
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(BASE), FOLDER)
+    tokenizer = AutoTokenizer.from_pretrained(BASE)
+
+BASE is {where}.
 """
+_OWN_BASES = ("tiny", "smollm2")
+"""Names that mean something to paclm alone."""
 
 _HALF = """\
-The private records were assigned to {worlds} worlds, each to half of them, and one world was drawn in secret. At the
+The private records were assigned to {worlds} worlds, each to half of them, and one world, the realized one, was drawn in
+secret. At the
 committed total of {committed} nats, no attack on whether {unit} in the secretly drawn half succeeds more than {mia} of
 the time (a guess: 1/2), and none names the realized world more than {world_id} of the time (a guess: 1/{worlds}). The
 total is shared with everything else that was, or will be, served from the same secret: the bound covers all of it
@@ -121,6 +131,11 @@ class StudentFacts:
     num_heldout: int
 
     @property
+    def learning_rate(self) -> float:
+        """The one in force."""
+        return self.recipe.learning_rate or self.training.learning_rate
+
+    @property
     def published_heldout(self) -> HeldOut | None:
         """None under `corpus`: how many records were held out would say whether one of them is in the corpus."""
         return self.heldout if self.text.settings.promise == "half" else None
@@ -133,7 +148,9 @@ def check_new(folder: Path) -> None:
     if folder.exists() and any(folder.iterdir()):
         raise InvalidInput(f"{folder} is not empty. Name a folder that does not exist yet with --out.")
     if not folder.absolute().parent.is_dir():
-        raise InvalidInput(f"{folder.absolute().parent} does not exist. Make it first: mkdir -p")
+        raise InvalidInput(
+            f"{folder.absolute().parent} does not exist. Make it first: mkdir -p {in_shell(folder.absolute().parent)}"
+        )
 
 
 def write_student(folder: Path, student: AdapterStack, facts: StudentFacts) -> None:
@@ -181,7 +198,7 @@ def describe_student(facts: StudentFacts, hashes: Mapping[str, str]) -> dict[str
             "support_size": settings.support_size,
         },
         "beginnings": facts.beginnings,
-        "recipe": dataclasses.asdict(facts.recipe),
+        "recipe": dataclasses.asdict(facts.recipe) | {"learning_rate": facts.learning_rate},
         "rank": facts.training.rank,
         "heldout": None
         if facts.published_heldout is None
@@ -197,8 +214,14 @@ def render_student_card(facts: StudentFacts, hashes: Mapping[str, str]) -> str:
     """The text of README.md."""
     text, settings, recipe = facts.text, facts.text.settings, facts.recipe
     is_half = settings.promise == "half"
+    base = _public_name(facts.base)
+    is_own = base in _OWN_BASES
     return _CARD.format(
-        base=_public_name(facts.base),
+        base=base,
+        front="" if is_own else f"base_model: {base}\n",
+        where=f"the folder that `paclm models list` prints for `{base}`"
+        if is_own
+        else f"`{base}`, or a folder with it",
         rank=facts.training.rank,
         version=__version__,
         tokens=text.num_tokens,
@@ -210,7 +233,7 @@ def render_student_card(facts: StudentFacts, hashes: Mapping[str, str]) -> str:
         charge=f"at most {format_budget(text.most_nats)} nats" if is_half else "nothing is charged under `corpus`",
         kind=recipe.kind,
         epochs=recipe.epochs,
-        learning_rate=recipe.learning_rate or facts.training.learning_rate,
+        learning_rate=facts.learning_rate,
         fingerprint=facts.base.fingerprint,
         weights=ADAPTER_FILES[1],
         hash=hashes[ADAPTER_FILES[1]],

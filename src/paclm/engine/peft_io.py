@@ -79,7 +79,17 @@ def write_peft(
     config = json.dumps(_peft_config(stack, base_name, conv1d), indent=2, ensure_ascii=False) + "\n"
     write_private(place / CONFIG, config.encode(), mode)
     metadata = {"format": "pt", **(mark or {})}
-    write_private(place / WEIGHTS, save(_peft_tensors(stack, world), metadata=metadata), mode)
+    write_private(place / WEIGHTS, _in_order(save(_peft_tensors(stack, world), metadata=metadata)), mode)
+
+
+def _in_order(content: bytes) -> bytes:
+    """Safetensors with sorted metadata: the library writes them in any order, and files would differ by that alone."""
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    written = json.dumps(header, separators=(",", ":")).encode()
+    written += b" " * (-len(written) % 8)
+    return len(written).to_bytes(8, "little") + written + content[8 + size :]
 
 
 def world_folders(folder: Path, num_worlds: int) -> list[Path]:

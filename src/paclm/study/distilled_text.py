@@ -29,7 +29,7 @@ from paclm.worlds.settings import Voting
 
 if TYPE_CHECKING:
     from paclm.engine.engine import Engine
-    from paclm.engine.student import StudentText
+    from paclm.engine.student_training import StudentText
 
 SUPPORT = 200
 
@@ -129,7 +129,7 @@ class TextWriter:
 
     def _texts(self, deployment: int, parts: Sequence[Arrays], num_tokens: int) -> list[StudentText]:
         """The first streams that have so many tokens together; the last is cut."""
-        from paclm.engine.student import StudentText
+        from paclm.engine.student_training import StudentText
 
         texts: list[StudentText] = []
         for part in parts:

@@ -25,7 +25,7 @@ from paclm.study.quality import score_targets
 
 if TYPE_CHECKING:
     from paclm.engine.adapters import AdapterStack
-    from paclm.engine.student import RecipeName, StudentText
+    from paclm.engine.student_training import RecipeName, StudentText
 
 _RECORDS_IN_A_PART = 64
 
@@ -49,7 +49,7 @@ class Student(NamedTuple):
 
 def default_recipe() -> RecipeName:
     """The kind that `paclm distill` trains with."""
-    from paclm.engine.student import Recipe
+    from paclm.engine.student_training import Recipe
 
     return Recipe().kind
 
@@ -71,7 +71,7 @@ class Group(NamedTuple):
 def train_students(lab: Lab, texts: Mapping[Name, list[StudentText]], parts: Parts) -> dict[Name, Student]:
     """Train on these texts what was not trained before; the base model is loaded once."""
     from paclm.engine.memory import release_memory
-    from paclm.engine.student import Recipe
+    from paclm.engine.student_training import Recipe
 
     school, found = _School(lab), {}
     count = Recipe().epochs * sum(len(one.tokens) for each in texts.values() for one in each)
@@ -94,7 +94,7 @@ class _School:
 
     def train(self, texts: Sequence[StudentText], recipe: RecipeName, advance: Advance) -> Arrays:
         from paclm.engine.base_model import base_of
-        from paclm.engine.student import Recipe, train_student
+        from paclm.engine.student_training import Recipe, train_student
 
         workspace = self._lab.workspace
         if self._model is None:

@@ -35,7 +35,7 @@ from paclm.study.students import Group, Name, default_recipe, train_students
 
 if TYPE_CHECKING:
     from paclm.engine.adapters import AdapterStack
-    from paclm.engine.student import RecipeName
+    from paclm.engine.student_training import RecipeName
 
 NO_NOISE, PUBLIC = "no noise", "public model"
 RECIPES: tuple[RecipeName, ...] = ("coupled", "difference", "text")

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from engine.small_training import SETTINGS, text_blocks
-from paclm.engine import student as students
-from paclm.engine.student import Recipe, StudentText, score_student, train_student
+from paclm.engine import student_training as students
+from paclm.engine.student_training import Recipe, StudentText, score_student, train_student
 from paclm.errors import EngineError
 from paclm.privacy.randomness import coins_of
 
