@@ -87,9 +87,8 @@ _OWN_BASES = ("tiny", "smollm2")
 """Names that mean something to paclm alone."""
 
 _HALF = """\
-The private records were assigned to {worlds} worlds, each to half of them, and one world, the realized one, was drawn in
-secret. At the
-committed total of {committed} nats, no attack on whether {unit} in the secretly drawn half succeeds more than {mia} of
+The private records were assigned to {worlds} worlds, each to half of them, and one world, the realized one, was drawn
+in secret. At the committed total of {committed} nats, no attack on whether {unit} in the secretly drawn half succeeds more than {mia} of
 the time (a guess: 1/2), and none names the realized world more than {world_id} of the time (a guess: 1/{worlds}). The
 total is shared with everything else that was, or will be, served from the same secret: the bound covers all of it
 together, for an adversary who knows all records, all worlds, and nothing about the realized one. If the total is raised
@@ -147,10 +146,8 @@ def check_new(folder: Path) -> None:
         raise InvalidInput(f"{folder} is not a folder. Name one that does not exist yet with --out.")
     if folder.exists() and any(folder.iterdir()):
         raise InvalidInput(f"{folder} is not empty. Name a folder that does not exist yet with --out.")
-    if not folder.absolute().parent.is_dir():
-        raise InvalidInput(
-            f"{folder.absolute().parent} does not exist. Make it first: mkdir -p {in_shell(folder.absolute().parent)}"
-        )
+    if not (parent := folder.absolute().parent).is_dir():
+        raise InvalidInput(f"{parent} does not exist. Make it first: mkdir -p {in_shell(parent)}")
 
 
 def write_student(folder: Path, student: AdapterStack, facts: StudentFacts) -> None:
