@@ -88,11 +88,11 @@ _OWN_BASES = ("tiny", "smollm2")
 
 _HALF = """\
 The private records were assigned to {worlds} worlds, each to half of them, and one world, the realized one, was drawn
-in secret. At the committed total of {committed} nats, no attack on whether {unit} in the secretly drawn half succeeds more than {mia} of
-the time (a guess: 1/2), and none names the realized world more than {world_id} of the time (a guess: 1/{worlds}). The
-total is shared with everything else that was, or will be, served from the same secret: the bound covers all of it
-together, for an adversary who knows all records, all worlds, and nothing about the realized one. If the total is raised
-later, the bound on all of it together is the one at that total.{imported}"""
+in secret. At the committed total of {committed} nats, no attack on whether {unit} in the secretly drawn half succeeds
+more than {mia} of the time (a guess: 1/2), and none names the realized world more than {world_id} of the time (a guess:
+1/{worlds}). The total is shared with everything else that was, or will be, served from the same secret: the bound
+covers all of it together, for an adversary who knows all records, all worlds, and nothing about the realized one. If
+the total is raised later, the bound on all of it together is the one at that total.{imported}"""
 _IMPORTED = """ The worlds were trained elsewhere: that each was trained on its own records alone, and all of them
 alike, is the operator's word."""
 _NOT_HALF = """\
