@@ -248,14 +248,24 @@ def test_one_process_at_a_time_distills_or_serves(each_store, make, open_curator
         open_curator(workspace, engine=ScriptedEngine())
 
 
-def test_text_that_the_ledger_has_not_charged_is_refused(make, open_curator, tmp_path):
+@pytest.mark.parametrize("before", ["nothing", "another text", "a text that was deleted", "a key of that name"])
+def test_text_that_the_ledger_has_not_charged_is_refused(make, open_curator, tmp_path, before):
+    """Whatever else it has charged."""
     workspace = make()
     with open_curator(workspace) as curator:
+        if before == "another text":
+            distill(workspace, curator, 40, length=13)
+        elif before == "a text that was deleted":
+            distill(workspace, curator, 40)
+            transcripts(workspace)[0].unlink()
+        elif before == "a key of that name":
+            curator.generate((5,), 40, tag=TAG)
+        others = transcripts(workspace)
         distill(workspace, curator, 20)
     older = shutil.copytree(workspace.curator_path, tmp_path / "older")
     with open_curator(workspace) as curator:
         distill(workspace, curator, 30)
-    (kept,) = transcripts(workspace)
+    (kept,) = set(transcripts(workspace)) - set(others)
     for file in older.iterdir():  # all of the folder is rolled back, but not the text
         if file.name != kept.name:
             shutil.copy2(file, workspace.curator_path / file.name)

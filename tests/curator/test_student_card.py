@@ -14,6 +14,7 @@ from paclm.curator.transcript import ReleasedText
 from paclm.engine.student_training import HeldOut, Recipe
 from paclm.privacy.accounting import nats_up, units_up
 from paclm.worlds.fingerprints import Base
+from paclm.worlds.layout import WORLDS_FILE
 from paclm.worlds.manifest import Manifest
 
 PRICE = units_up(2.0**-16)
@@ -115,6 +116,28 @@ def test_a_release_that_does_not_read_the_secret_is_named_as_free(release, is_fr
     card, about = published(facts_of("half", release))
     assert ("does not read the secret" in words(card)) == is_free
     assert (about["nats"] == 0.0) == is_free
+
+
+def test_under_corpus_nothing_about_held_out_records_is_published():
+    """How many there are would say whether one of them is in the corpus."""
+    card, about = published(facts_of("corpus", "dp"))
+    assert about["heldout"] is None
+    for figure in ("12 held-out", "1,234", "2.72", "2.24"):
+        assert figure not in card
+
+
+def test_no_more_than_the_committed_total_is_called_charged():
+    """Under the charge `dissent` a text may be longer than the total pays for at the full price."""
+    facts = facts_of("half")
+    facts = replace(facts, text=replace(facts.text, committed_nats=nats_up(150 * PRICE)))
+    assert published(facts)[1]["nats"] == nats_up(150 * PRICE)
+
+
+def test_imported_worlds_are_the_operators_word():
+    facts = facts_of("half")
+    imported = replace(facts.manifest, adapters={WORLDS_FILE: {"imported": {"at": "2026-11-18"}}})
+    cards = [published(replace(facts, manifest=manifest))[0] for manifest in (facts.manifest, imported)]
+    assert ["operator's word" in card for card in cards] == [False, True]
 
 
 def test_under_corpus_the_card_has_epsilon_and_delta_and_no_nats():

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from paclm.config import RuntimeConfig
 from paclm.curator.student_decoder import StudentDecoder, check_claims
 from paclm.engine.adapters import AdapterStack
-from paclm.engine.base_model import base_of_student, resolve_base
+from paclm.engine.base_model import base_of_student, config_of, resolve_base
 from paclm.engine.loading import open_on_base
 from paclm.engine.peft_io import export_peft, import_peft
 from paclm.errors import ModelError, StudentGiven, WorkspaceError
@@ -210,6 +210,24 @@ def test_the_base_model_is_found_by_name_or_named_and_another_is_refused(tmp_pat
     shutil.copytree(tiny.folder, tmp_path / small_base.name)  # another model that goes by the name
     with pytest.raises(ModelError):
         base_of_student(stripped)
+
+
+@pytest.mark.parametrize("name", ["/tmp/base", "~/base", "../base", "inside/the/folder", "./base"])
+def test_a_published_path_to_a_base_model_is_not_followed(folder, name, tmp_path):
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    edit_json(copy / STUDENT_FILE, base={**read_student(folder).base, "name": name})
+    with pytest.raises(ModelError, match="--base"):
+        base_of_student(read_student(copy))
+
+
+def test_code_of_a_base_model_is_not_run(tmp_path, monkeypatch):
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    base = shutil.copytree(resolve_base("tiny").folder, tmp_path / "base")
+    (base / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass OwnConfig: pass\n")
+    edit_json(base / "config.json", model_type="own", auto_map={"AutoConfig": "own.OwnConfig"})
+    with pytest.raises(ModelError):
+        config_of(resolve_base(str(base)))
+    assert not (tmp_path / "ran").exists()
 
 
 def test_a_base_model_whose_weights_changed_is_refused(folder, small_base, tmp_path):
