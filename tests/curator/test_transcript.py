@@ -126,6 +126,15 @@ def test_after_a_rotation_old_lines_are_read_with_the_retired_key_and_new_ones_s
             read(path, alone)
 
 
+def test_a_retired_key_seals_nothing_after_a_line_of_the_new_one(path):
+    write(path, 1)
+    with SealedTranscript.open(write(path, 1, keys=(OTHER, KEY)), [OTHER, KEY]) as transcript:
+        transcript._keys = KEY
+        transcript.append([], [(0, 1)], units=0, price=0)
+    with pytest.raises(CuratorError):
+        read(path, OTHER, KEY)
+
+
 def test_a_full_disk_loses_one_step_and_keeps_the_lines_before_it(path):
     size = write(path, 2).stat().st_size
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -281,4 +281,4 @@ def _public_name(base: Base) -> str:
     """Without the path of a folder on this machine."""
     path = Path(base.name)
     is_here = base.folder.parts[-len(path.parts) :] == path.parts or ".." in path.parts or base.name.startswith("~")
-    return path.name if path.is_absolute() or is_here or path.suffix == ".gguf" else base.name
+    return path.name if path.is_absolute() or is_here or path.suffix.lower() == ".gguf" else base.name

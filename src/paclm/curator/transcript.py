@@ -74,7 +74,10 @@ class SealedTranscript:
             write_private(path, b"")
         *lines, cut_off = path.read_bytes().split(b"\n")
         for line in lines:
-            transcript._take(line, transcript._unsealed(line, keys))
+            key, step = transcript._unsealed(line, keys)
+            transcript._take(line, step)
+            if key is keys[0]:
+                keys = keys[:1]  # a retired key seals nothing after that
         transcript._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
         if cut_off:
             os.ftruncate(transcript._descriptor, sum(len(line) + 1 for line in lines))
@@ -127,15 +130,14 @@ class SealedTranscript:
         """What the next line is bound to."""
         return f"paclm transcript 1 {self.path.name} {hashlib.sha256(self._last_line).hexdigest()}".encode()
 
-    def _unsealed(self, line: bytes, keys: Sequence[MasterKeys]) -> dict[str, Any]:
+    def _unsealed(self, line: bytes, keys: Sequence[MasterKeys]) -> tuple[MasterKeys, dict[str, Any]]:
         try:
             sealed = base64.b64decode(line, validate=True)
         except ValueError:
             sealed = b""
         for key in keys:
             if (content := key.unseal(sealed, self._about())) is not None:
-                step: dict[str, Any] = json.loads(content.reveal())
-                return step
+                return key, json.loads(content.reveal())
         raise CuratorError(
             f"Line {self._num_lines + 1:,} of {self.path} cannot be opened: it was changed, or sealed with another "
             f"key than {keys[0].name}. Restore the file from a backup. To distill from the beginning, at the full "

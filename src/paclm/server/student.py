@@ -27,7 +27,8 @@ _NOT_HALF = (
 )
 _NOT_CORPUS = (
     "The bound is about one unit, whatever else is known. What many records have in common is learnt, and any text may "
-    "be emitted. Trainings on the same corpus after this student was made add to ε and are not known here."
+    "be emitted. Trainings on the same corpus after this student was made add to ε, tokens served under half void it, "
+    "and neither is known here."
 )
 
 router = router_of(StudentPrivacy, StudentPlan)

@@ -46,7 +46,7 @@ class StudentFolder:
     tokens: int
     """Released tokens that it was trained on."""
     nats: float
-    """What their release was charged."""
+    """What their release cost at most."""
     committed_nats: float | None
     """Under `half`: the total of the secret, which the bounds are about."""
     mia_bound: float
