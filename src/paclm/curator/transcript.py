@@ -128,7 +128,7 @@ class SealedTranscript:
 
     def _about(self) -> bytes:
         """What the next line is bound to."""
-        return f"paclm transcript 1 {self.path.name} {hashlib.sha256(self._last_line).hexdigest()}".encode()
+        return f"transcript 1 of {self.path.name} {hashlib.sha256(self._last_line).hexdigest()}".encode()
 
     def _unsealed(self, line: bytes, keys: Sequence[MasterKeys]) -> tuple[MasterKeys, dict[str, Any]]:
         try:
