@@ -61,7 +61,6 @@ class Recipe:
 
     kind: RecipeName = "coupled"
     softness: float = 0.3  # κ of `coupled`
-    anchor: float = 0.0  # weight of p_s − p_0, which keeps the student near the public model
     learning_rate: float | None = None  # falls linearly to 0; None: as in [training]
     epochs: int = 2
     batch_tokens: int | None = None  # released tokens per step, about; None: for 1,000 steps, if that is 512 to 4,096
@@ -182,7 +181,7 @@ class _Slope:
 
     def __call__(self, batch: _Layout, hidden: Tensor) -> Tensor:
         """(places, d), of the mean over the released tokens."""
-        public = self._forward(batch.ids, {}, {}, 1.0)
+        public = hidden if self._recipe.kind == "text" else self._forward(batch.ids, {}, {}, 1.0)  # text needs none
         slopes = torch.zeros_like(hidden)
         chunk = _POSITIONS.get(hidden.device.type, 1024)
         for first in range(0, len(batch.targets), chunk):
@@ -204,8 +203,6 @@ class _Slope:
             if recipe.kind == "difference":
                 slope += own.softmax(-1) - known.softmax(-1)
         slope.scatter_add_(1, released, -ones)
-        if recipe.anchor:
-            slope += recipe.anchor * (own.softmax(-1) - known.softmax(-1))
         return slope
 
     def _coupled(self, own: Tensor, known: Tensor, batch: _Layout, part: slice) -> Tensor:

@@ -119,10 +119,10 @@ def serve(
                 engine = load_dp_models(workspace)[0] if promise == "corpus" else load_engine(workspace, group)
             opening = partial(_open, workspace, promise, witness, mix_promises, take_over, engine, group)
             curator = open_when_free(workspace, opening, announce_wait, check, take_over=take_over)
-            books = Books(
+            state = ServerState(
                 workspace.path, workspace.path, service_address(workspace.path), workspace.settings.ledger.front_url
             )
-            _serve(curator, front, port, books, setup, announce, progress, group)
+            _serve(curator, front, port, state, setup, announce, progress, group)
 
 
 def serve_student(
@@ -148,10 +148,19 @@ def serve_student(
         _check_keys(service_path(home), student.path, setup)
         with start_front(port, home, base) as front, _ended_by_sigterm():
             decoder = StudentDecoder.open(student, base)
-            _serve(decoder, front, port, Books(student.path, home, service_path(home)), setup, announce, progress, None)
+            _serve(
+                decoder,
+                front,
+                port,
+                ServerState(student.path, home, service_path(home)),
+                setup,
+                announce,
+                progress,
+                None,
+            )
 
 
-class Books(NamedTuple):
+class ServerState(NamedTuple):
     """Where keys, quotas and replies are kept."""
 
     named: Path
@@ -167,26 +176,26 @@ def _serve(
     curator: Curator | DpDecoder | StudentDecoder,
     front: Front,
     port: socket.socket,
-    books: Books,
+    state: ServerState,
     setup: Setup,
     announce: Callable[[Started], None],
     progress: Callable[[int, int], None],
     workers: WorkerGroup | None,
 ) -> None:
     with curator, ExitStack() as local:
-        is_local = isinstance(books.address, Path)  # else the epoch decides who serves
+        is_local = isinstance(state.address, Path)  # else the epoch decides who serves
         if is_local:
-            local.enter_context(only_one(_lock_path(books.home), f"A server of {books.named}"))
+            local.enter_context(only_one(_lock_path(state.home), f"A server of {state.named}"))
         curator.warm_up(progress)
         if is_local:
             wait_for_old_front(front)
-        admin_key, login = _take_books(books, curator.epoch)
+        admin_key, login = _take_state(state, curator.epoch)
         address.listen(port)
         url = _url(port)
         port.close()
         started = Started(url, curator, setup, admin_key, front.process.pid)
-        local.enter_context(address.noted(books.home, url, books.address))
-        _run(front, started, announce, books, login, workers)
+        local.enter_context(address.noted(state.home, url, state.address))
+        _run(front, started, announce, state, login, workers)
 
 
 def check_promise(workspace: Workspace, promise: PromiseName) -> None:
@@ -250,7 +259,7 @@ def _run(
     front: Front,
     started: Started,
     announce: Callable[[Started], None],
-    books: Books,
+    state: ServerState,
     login: Login | None,
     workers: WorkerGroup | None,
 ) -> None:
@@ -271,7 +280,7 @@ def _run(
     try:
         url, permit = login or (None, None)
         setup = dataclasses.asdict(started.setup)
-        scheduler.hello(workspace=str(books.home), setup=setup, front_url=url, permit=permit)
+        scheduler.hello(workspace=str(state.home), setup=setup, front_url=url, permit=permit)
         scheduler.run()
     except LedgerError:  # says itself what to do next
         raise
@@ -280,7 +289,7 @@ def _run(
             f"{error} The server stopped; the ledger holds what was charged: start the server again."
         ) from error
     except BrokenLink as broken:
-        refuse_if_fenced(books.address, started.curator.epoch)  # that is why the front was ended
+        refuse_if_fenced(state.address, started.curator.epoch)  # that is why the front was ended
         raise ServiceError(
             f"{broken} The server stopped; the ledger holds what was charged: start the server again."
         ) from None
@@ -353,14 +362,14 @@ def _check_keys(service: Path | str, named: Path, setup: Setup) -> None:
             )
 
 
-def _take_books(books: Books, epoch: int | None) -> tuple[str | None, Login | None]:
+def _take_state(state: ServerState, epoch: int | None) -> tuple[str | None, Login | None]:
     """Recover keys and replies; returns a first key, and in a database the front's own login."""
-    address = books.address
+    address = state.address
     if isinstance(address, Path) or epoch is None:
         return _recover(address, None), None
     from paclm.server.postgres_front import let_in, shut_out
 
-    login = shut_out(address, books.front_url, epoch)
+    login = shut_out(address, state.front_url, epoch)
     admin_key = _recover(address, login.permit)
     let_in(address, login)
     return admin_key, login
