@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,6 +29,7 @@ from harness import print_table  # noqa: E402
 from paclm.config import MechanismConfig, ServerConfig  # noqa: E402
 from paclm.curator.streams import Limits, Piece, Request, Stream, UsageFigures  # noqa: E402
 from paclm.engine.base_model import TINY_FOLDER, load_tokenizer  # noqa: E402
+from paclm.errors import LedgerError  # noqa: E402
 from paclm.privacy.accounting import Account  # noqa: E402
 from paclm.server import address  # noqa: E402
 from paclm.server.api_keys import KeyStore  # noqa: E402
@@ -80,6 +81,9 @@ class IdleCurator:
             pieces.append((stream, Piece(7, " patient", "agreed", 1, "length" if is_last else None)))
         self._running = [stream for stream, piece in pieces if piece.finish_reason is None]
         return pieces
+
+    def when_lost(self, call: Callable[[LedgerError], None]) -> None:
+        """It has no ledger to lose."""
 
     def usage(self) -> UsageFigures:
         return UsageFigures({}, {})
