@@ -301,6 +301,7 @@ def test_mistakes_are_refused_before_anything_is_opened(template, tmp_path, monk
         ("--tokens", 10, "--out", tmp_path / "full"),
         ("--tokens", 10, "--out", tmp_path / "link"),
         ("--tokens", 10, "--out", tmp_path / "no" / "parent"),
+        ("--tokens", 10, "--out", clinic / "student"),
         ("--tokens", 0, *new),
         ("--tokens", 1.5, *new),
         ("--tokens", 10, *new, "--promise", "corpus", "--release", "plurality"),

@@ -100,7 +100,7 @@ def distill(
     from paclm.curator.distill import check_promised
     from paclm.curator.student_card import check_new
 
-    check_new(out)
+    check_new(out, opened.path)
     if promise == "corpus":
         check_promised(opened)
     typer.echo(f"Opening {workspace} ...", err=True)

@@ -140,8 +140,10 @@ class StudentFacts:
         return self.heldout if self.text.settings.promise == "half" else None
 
 
-def check_new(folder: Path) -> None:
-    """Refuse a folder with something in it, before anything is spent."""
+def check_new(folder: Path, workspace: Path) -> None:
+    """Refuse a folder with something in it, or inside the private workspace, before anything is spent."""
+    if folder.resolve().is_relative_to(workspace.resolve()):
+        raise InvalidInput(f"{folder} is inside the workspace, which is private. Name a folder outside with --out.")
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise InvalidInput(f"{folder} is not a folder. Name one that does not exist yet with --out.")
     if folder.exists() and any(folder.iterdir()):
