@@ -20,7 +20,7 @@ def test_the_census_equals_what_peft_logits_give(build_model, make_stack, peft_l
     tokens = np.random.default_rng(0).integers(0, 97, 20).tolist()
     stack = make_stack(build_model("gpt2"), WORLDS)
     engine = make_engine(build_model("gpt2"), stack)
-    both = take_census(engine, [tokens], (SUPPORT, LARGE), temperature=0.8)
+    both = take_census(engine, [(tokens, [True] * 20)], (SUPPORT, LARGE), temperature=0.8)
     logits = peft_logits("gpt2", stack, torch.tensor([tokens]))[:, 0, :-1].double()  # (m, n, V)
     with torch.no_grad():
         public = build_model("gpt2")(input_ids=torch.tensor([tokens])).logits[0, :-1]
@@ -44,7 +44,7 @@ def test_the_census_equals_what_peft_logits_give(build_model, make_stack, peft_l
 
 def test_the_census_does_not_depend_on_how_many_logits_are_held(build_model, make_stack, monkeypatch):
     engine = make_engine(build_model("gpt2"), make_stack(build_model("gpt2"), WORLDS))
-    texts = [np.random.default_rng(1).integers(0, 97, n).tolist() for n in (20, 2, 9)]
+    texts = [(np.random.default_rng(1).integers(0, 97, n).tolist(), [True] * n) for n in (20, 2, 9)]
     at_once = take_census(engine, texts, (SUPPORT,))[SUPPORT]
     monkeypatch.setitem(census_module._LOGITS_AT_ONCE, "cpu", 1)  # one position after another
     one_by_one = take_census(engine, texts, (SUPPORT,))[SUPPORT]
@@ -65,3 +65,13 @@ def test_coverage_counts_argmax_and_mass_inside_every_nested_support():
             assert float(columns[i, 3]) == pytest.approx(float(whole[:, i, support[i]].sum(-1).mean()), rel=1e-5)
     assert bool((found[40][:, 2:] > 1 - 1e-6).all())
     assert float(found[3][:, 2].min()) < 1.0
+
+
+def test_only_scored_targets_are_counted(build_model, make_stack):
+    engine = make_engine(build_model("gpt2"), make_stack(build_model("gpt2"), WORLDS))
+    tokens = np.random.default_rng(2).integers(0, 97, 20).tolist()
+    is_scored = [8 <= i < 15 or i == 0 for i in range(20)]  # the first token is never a target
+    whole = take_census(engine, [(tokens, [True] * 20)], (SUPPORT,))[SUPPORT]
+    part = take_census(engine, [(tokens, is_scored)], (SUPPORT,))[SUPPORT]
+    assert (part.num_distinct == whole.num_distinct[7:14]).all()
+    assert part.ceiling == pytest.approx(whole.ceiling[7:14])

@@ -10,6 +10,7 @@ import pytest
 
 from paclm.errors import InvalidInput
 from paclm.study.eval_text import (
+    STRETCH,
     Passage,
     cut_passages,
     detokenise,
@@ -116,9 +117,29 @@ def test_as_many_positions_are_taken_as_asked_for_and_not_one_more(wanted):
     assert all(passage.num_scored for passage in taken)
 
 
-def test_a_few_positions_are_taken_from_many_documents():
-    long = [Passage.of(range(100 * i, 100 * i + 30)) for i in range(4)]
-    windows = cut_passages(long, 11)
-    assert [passage.document for passage in windows] == [0, 1, 2, 3] * 3
-    assert [passage.document for passage in take_positions(windows, 35)] == [0, 1, 2, 3]
-    assert [passage.document for passage in take_positions(windows, 45)] == [0, 1, 2, 3, 0]
+def test_positions_come_from_all_documents_as_one_stretch_each():
+    windows = cut_passages([Passage.of(range(1000 * i, 1000 * i + 300)) for i in range(5)], 300)
+    taken = take_positions(windows, 5 * STRETCH + 3)
+    assert [passage.document for passage in taken] == [0, 1, 2, 3, 4]
+    assert sum(passage.num_scored for passage in taken) == 5 * STRETCH + 3
+    starts = []
+    for passage in taken:
+        scored = np.flatnonzero(passage.is_scored)
+        assert (np.diff(scored) == 1).all()
+        assert len(passage) == scored[-1] + 1, "text after the stretch is not read"
+        assert passage.tokens == windows[passage.document].tokens[: len(passage)]
+        starts.append(scored[0])
+    assert len(set(starts)) == 5, "the same place in every document would say little about the others"
+    assert take_positions(windows, 5 * STRETCH + 3) == taken
+
+
+def test_few_positions_come_from_few_documents_since_all_text_before_them_is_read():
+    windows = cut_passages([Passage.of(range(300)) for _ in range(20)], 300)
+    windows = [Passage(p.tokens, p.is_scored, i) for i, p in enumerate(windows)]
+    assert [passage.document for passage in take_positions(windows, 4 * STRETCH)] == [0, 5, 10, 15]
+
+
+def test_short_documents_give_all_they_have_before_positions_are_missing():
+    windows = [Passage.of(range(5)) for _ in range(30)]
+    for wanted in (1, 63, 64, 65, 119, 120, 121):
+        assert sum(passage.num_scored for passage in take_positions(windows, wanted)) == min(wanted, 120)

@@ -65,9 +65,10 @@ def test_greedy_votes_are_those_the_engine_casts_along_the_text(small_lab, engin
     passages = small_lab.passages(50)
     votes = collect_votes(engine, passages, [GREEDY], [0], with_full=False)["greedy"]
     ballots = [ballot for p in passages for ballot in engine.teacher_forced(p.tokens, len(p))]
-    assert (votes.votes == np.concatenate([ballot.votes for ballot in ballots])).all()
-    assert (votes.public == np.concatenate([ballot.public for ballot in ballots])).all()
-    assert votes.truth.tolist() == [token for passage in passages for token in passage.tokens[1:]]
+    keep = np.concatenate([passage.is_scored[1:] for passage in passages])
+    assert (votes.votes == np.concatenate([ballot.votes for ballot in ballots])[keep]).all()
+    assert (votes.public == np.concatenate([ballot.public for ballot in ballots])[keep]).all()
+    assert votes.truth.tolist() == np.concatenate([passage.tokens[1:] for passage in passages])[keep].tolist()
 
 
 def test_draws_repeat_positions_with_coins_of_their_own(small_lab, engine):
@@ -81,7 +82,7 @@ def test_draws_repeat_positions_with_coins_of_their_own(small_lab, engine):
 
 
 def test_what_is_not_scored_is_read_but_not_counted(small_lab, engine):
-    (passage,) = small_lab.passages(12)[:1]
+    passage = Passage.of(small_lab.test_passages[0].tokens[:13])
     some = Passage(passage.tokens, tuple(i % 2 == 0 for i in range(len(passage))))
     whole, part = (collect_votes(engine, [p], [GREEDY], [0], with_full=False)["greedy"] for p in (passage, some))
     keep = np.asarray(some.is_scored[1:])
@@ -99,7 +100,7 @@ def test_with_the_full_adapter_it_looks_on_and_is_no_world(small_lab):
 
 
 def test_errors_are_over_documents_and_not_over_their_windows(small_lab, engine):
-    (passage,) = small_lab.passages(12)[:1]
+    passage = small_lab.test_passages[0]
     windows = cut_passages([Passage.of(passage.tokens[:9]), Passage.of(passage.tokens)], 5)
     votes = collect_votes(engine, windows, [GREEDY], [0], with_full=False)["greedy"]
     assert len(windows) > 2

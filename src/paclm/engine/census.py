@@ -33,16 +33,18 @@ class Census:
 
 def take_census(
     engine: Engine,
-    texts: Iterable[Sequence[int]],
+    texts: Iterable[tuple[Sequence[int], Sequence[bool]]],
     support_sizes: Sequence[int],
     temperature: float = 1.0,
     advance: Callable[[int], None] = lambda _: None,
 ) -> dict[int, Census]:
-    """Census of texts, each within the engine's context; position i is about tokens[i + 1], texts in order."""
+    """Census of texts, each within the engine's context: tokens, and which of them count as targets, in order."""
     figures: dict[int, list[Tensor]] = {size: [] for size in support_sizes}
-    for tokens in texts:
+    for tokens, is_scored in texts:
+        targets = torch.tensor(is_scored[1:])
         for hidden in engine.windows(tokens, max(2, len(tokens))):  # (W, c, d)
-            for few in _few_positions(engine, hidden):
+            scored, targets = targets[: hidden.shape[1]], targets[hidden.shape[1] :]
+            for few in _few_positions(engine, hidden[:, scored.to(hidden.device)]):
                 logits = engine.whole_logits(few)  # (W, n, V)
                 for size, found in census_of(logits, support_sizes, temperature).items():
                     figures[size].append(found)

@@ -13,10 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from paclm.errors import InvalidInput
 from paclm.worlds.readers import DAMAGE, is_record_file, open_text, read_corpus
 
 UNKNOWN = "<unk>"
+STRETCH = 64
+"""Fewest positions that are taken from one window."""
+_GOLDEN = 0.6180339887498949  # its multiples spread evenly over [0, 1)
 
 _WIKITEXT = re.compile(r" @[-,.]@ |^ ?= .+ = ?$", re.MULTILINE)
 _HEADING = re.compile(r"^ ?(?P<level>(?:= )+)(?P<title>.+?)(?: =)+ ?$")
@@ -50,7 +55,7 @@ def cut_passages(passages: Iterable[Passage], window: int) -> list[Passage]:
     """Windows of at most `window` tokens; a rest of fewer than two tokens is dropped.
 
     Windows overlap by one token, so that every token but a record's first is a target once. The first windows of all
-    documents come first, so that a few windows come from many documents.
+    documents come first.
     """
     if window < 2:
         raise InvalidInput(f"A window must hold at least 2 tokens (a token and its successor), not {window}.")
@@ -63,16 +68,32 @@ def cut_passages(passages: Iterable[Passage], window: int) -> list[Passage]:
 
 
 def take_positions(passages: Sequence[Passage], num_positions: int) -> list[Passage]:
-    """Whole windows, in order, until this many targets are scored; the last one is cut to fit."""
-    taken: list[Passage] = []
-    missing = num_positions
-    for passage in passages:
-        targets = [i for i, is_scored in enumerate(passage.is_scored) if is_scored and i > 0]
-        if targets and missing > 0:
-            end = targets[missing - 1] + 1 if missing <= len(targets) else len(passage)
-            taken.append(Passage(passage.tokens[:end], passage.is_scored[:end], passage.document))
-            missing -= len(targets)
-    return taken
+    """This many targets from as many windows as possible: one stretch of each, at a place that varies with the window.
+
+    A stretch has at least `STRETCH` targets, since all text before it has to be read too; few positions therefore
+    come from some of the windows, evenly spaced. The choice depends on the windows and the number alone.
+    """
+    windows = [passage for passage in passages if passage.num_scored]
+    if num_positions >= sum(passage.num_scored for passage in windows):
+        return windows
+    count = min(len(windows), max(1, num_positions // STRETCH))
+    while True:
+        some = [windows[i * len(windows) // count] for i in range(count)]
+        ends = np.cumsum([0, *(passage.num_scored for passage in some)])
+        if ends[-1] >= num_positions:
+            break
+        count = min(len(windows), 2 * count)
+    shares = np.diff(ends * num_positions // ends[-1]).tolist()
+    return [_stretch(passage, share, i) for i, (passage, share) in enumerate(zip(some, shares, strict=True)) if share]
+
+
+def _stretch(passage: Passage, length: int, number: int) -> Passage:
+    """The passage up to the end of a stretch of `length` targets, which alone is scored."""
+    targets = [i for i, is_scored in enumerate(passage.is_scored) if is_scored and i > 0]
+    first = int((number * _GOLDEN % 1.0) * (len(targets) - length + 1))
+    chosen = set(targets[first : first + length])
+    end = targets[first + length - 1] + 1
+    return Passage(passage.tokens[:end], tuple(i in chosen for i in range(end)), passage.document)
 
 
 def read_test_text(path: Path, tokenizer: Any) -> list[Passage]:

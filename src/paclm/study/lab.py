@@ -286,7 +286,7 @@ class Lab:
         return self.questions
 
     def passages(self, num_positions: int) -> list[Passage]:
-        """Windows of the test text with this many scored targets, or all there are."""
+        """Stretches of all windows of the test text with this many scored targets together, or all there are."""
         return take_positions(self.test_passages, num_positions)
 
     def public_passages(self, num_positions: int) -> list[Passage]:

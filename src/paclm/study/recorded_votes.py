@@ -141,18 +141,24 @@ def collect_votes(
         scored = np.asarray(passage.is_scored[1:])
         done = 0
         for hidden in engine.windows(passage.tokens, len(passage.tokens)):
-            support, logits = engine.restricted(hidden)
-            n, k = support.shape
+            n, k = hidden.shape[1], engine.support_size
             keep = np.flatnonzero(scored[done : done + n])
             done += n
-            rows = torch.from_numpy(keep).to(support.device)
-            for decoding, sources in zip(decodings, coins, strict=True):
-                for draw, source in enumerate(sources):
-                    drawn = None
-                    if decoding.temperature:  # coins are drawn for unscored positions too: seeds fix every vote
-                        drawn = torch.from_numpy(np.stack([source.gumbel(k) for _ in range(n)])).to(support.device)
-                        drawn = drawn[rows].float()
-                    votes = coupled_votes(logits[rows], support[rows], drawn, decoding.temperature)
+            # coins are drawn for unscored positions too: seeds fix every vote
+            drawn = [
+                [
+                    np.stack([source.gumbel(k) for _ in range(n)])[keep] if decoding.temperature else None
+                    for source in sources
+                ]
+                for decoding, sources in zip(decodings, coins, strict=True)
+            ]
+            if not keep.size:
+                continue
+            support, logits = engine.restricted(hidden[:, torch.from_numpy(keep).to(hidden.device)])
+            for decoding, own in zip(decodings, drawn, strict=True):
+                for draw, one in enumerate(own):
+                    there = None if one is None else torch.from_numpy(one).to(support.device).float()
+                    votes = coupled_votes(logits, support, there, decoding.temperature)
                     kept[decoding.name][draw].append(votes.cpu().numpy().astype(np.int32))
             advance(len(keep))
     truth = np.concatenate([np.asarray(p.tokens[1:], np.int32)[np.asarray(p.is_scored[1:])] for p in passages])

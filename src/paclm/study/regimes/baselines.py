@@ -77,7 +77,7 @@ REGIME = Regime(
     name="baselines",
     title="Baselines",
     question="What do other methods keep of the gain on the same votes, and what do they guarantee?",
-    presets={"quick": BaselinesScale(4096, 2), "paper": BaselinesScale(8176, 2)},
+    presets={"quick": BaselinesScale(4096, 2), "paper": BaselinesScale(65_408, 1)},
     run=run,
     headlines=(headline("accuracy, {method}", "accuracy ±", ".1%"),),
 )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paclm.privacy.belief import BoolArray, IntArray
+from paclm.privacy.belief import IntArray
 from paclm.study.lab import Lab
 from paclm.study.regime import Findings, Regime, headline
 from paclm.study.results import Row
@@ -28,7 +28,6 @@ HYBRID_THRESHOLD = 0.9
 class CensusScale:
     positions: int
     support_sizes: tuple[int, ...] = (50, 200, 1000)
-    positions_at_largest: int | None = None  # of the largest support, as in the paper; None: all
 
 
 def run(lab: Lab, scale: CensusScale) -> Findings:
@@ -43,23 +42,18 @@ def run(lab: Lab, scale: CensusScale) -> Findings:
         if size not in sizes
     ]
     passages = lab.passages(scale.positions)
-    keep = np.concatenate([np.asarray(passage.is_scored[1:], dtype=np.bool_) for passage in passages])
-    cluster = np.concatenate([np.full(passage.num_scored, passage.document) for passage in passages])  # where kept
-    if keep.sum() < scale.positions:
-        notes.append(f"The test text has {keep.sum():,} positions of the {scale.positions:,} asked for.")
-    advance = lab.start_task("census", len(keep))
-    found = take_census(engine, [passage.tokens for passage in passages], sizes, advance=advance)
-    rows = []
-    for size, census in found.items():
-        limit = scale.positions_at_largest if size == max(scale.support_sizes) else None
-        rows.append(_row(lab, size, census, keep, cluster, limit))
-    return Findings(rows, notes)
+    cluster = np.concatenate([np.full(passage.num_scored, passage.document) for passage in passages])
+    if len(cluster) < scale.positions:
+        notes.append(f"The test text has {len(cluster):,} positions of the {scale.positions:,} asked for.")
+    advance = lab.start_task("census", sum(len(passage) - 1 for passage in passages))
+    found = take_census(engine, [(passage.tokens, passage.is_scored) for passage in passages], sizes, advance=advance)
+    return Findings([_row(lab, size, census, cluster) for size, census in found.items()], notes)
 
 
-def _row(lab: Lab, size: int, census: Census, keep: BoolArray, cluster: IntArray, limit: int | None) -> Row:
-    distinct = census.num_distinct[keep][:limit]
-    mass = census.mass_coverage[keep][:limit]
-    ceiling = census.ceiling[keep][:limit]
+def _row(lab: Lab, size: int, census: Census, cluster: IntArray) -> Row:
+    distinct = census.num_distinct
+    mass = census.mass_coverage
+    ceiling = census.ceiling
     rng = lab.rng("census", "bootstrap")
     row: Row = {
         "support_size": size,
@@ -76,12 +70,12 @@ def _row(lab: Lab, size: int, census: Census, keep: BoolArray, cluster: IntArray
     }
     columns = {
         "unanimity": distinct == 1,
-        "argmax_coverage": census.argmax_coverage[keep][:limit],
+        "argmax_coverage": census.argmax_coverage,
         "mass_coverage": mass,
         "ceiling": ceiling,
     }
     for name, values in columns.items():
-        row[name], row[f"{name}_stderr"] = clustered_mean(values, cluster[:limit], rng)
+        row[name], row[f"{name}_stderr"] = clustered_mean(values, cluster, rng)
     return row
 
 
@@ -89,7 +83,7 @@ REGIME = Regime(
     name="census",
     title="Stability census",
     question="How often do worlds trained on different halves of the records vote for the same token?",
-    presets={"quick": CensusScale(2048), "paper": CensusScale(65_053, positions_at_largest=19_982)},
+    presets={"quick": CensusScale(2048), "paper": CensusScale(65_408)},
     run=run,
     headlines=(
         headline("unanimity, k = {support_size}", "unanimity ±", ".1%"),

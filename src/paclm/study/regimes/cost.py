@@ -149,7 +149,7 @@ REGIME = Regime(
     name="cost",
     title="Cost of a private token",
     question="Where does the time of a private token go?",
-    presets={"quick": CostScale(4096, 2, 10, (1, 16), commits=20), "paper": CostScale(8176, 2, 200, (1, 16, 64))},
+    presets={"quick": CostScale(4096, 2, 10, (1, 16), commits=20), "paper": CostScale(65_408, 1, 200, (1, 16, 64))},
     run=run,
     headlines=(
         headline("tokens a second, {sequences} in parallel", "tokens_per_second", ",.0f", what="serving"),

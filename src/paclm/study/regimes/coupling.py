@@ -120,7 +120,7 @@ REGIME = Regime(
     name="coupling",
     title="Coupled training",
     question="What is the effect of training all worlds from one start and in one order?",
-    presets={"quick": CouplingScale(4096, 2, 512), "paper": CouplingScale(8176, 2, 4096)},
+    presets={"quick": CouplingScale(4096, 2, 512), "paper": CouplingScale(65_408, 1, 4096)},
     run=run,
     headlines=(
         headline("unanimity, {decoder}, {training}", "unanimity ±", ".1%"),

@@ -1,7 +1,7 @@
 """Budget flatness (`tab:flatness`, `fig:flatness`): the budget drives the noise; how far does accuracy follow?
 
 In expectation over secret and noise at every position, as for accuracy; budgets share the votes. A flip is a released
-token that is not the realized world's vote. Under Gumbel every position is voted on several times with fresh coins.
+token that is not the realized world's vote.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def run(lab: Lab, scale: FlatnessScale) -> Findings:
     """Every budget, both decoders."""
     rows: list[Row] = []
     decodings = (GREEDY, GUMBEL.times(scale.draws))
-    for name, votes in lab.text_votes(scale.positions, decodings, with_full=False).items():
+    for name, votes in lab.text_votes(scale.positions, decodings).items():
         advance = lab.start_task(f"flatness, {name}", len(BUDGETS) + 1)
         rows += [{"decoder": name, **row} for row in decoder_rows(lab, votes, advance)]
     return Findings(rows, [IN_EXPECTATION])
@@ -123,7 +123,7 @@ REGIME = Regime(
     name="flatness",
     title="Budget flatness",
     question="Tightening the budget multiplies the noise: how far does accuracy follow, and why no further?",
-    presets={"quick": FlatnessScale(2048, 4), "paper": FlatnessScale(2048, 8)},
+    presets={"quick": FlatnessScale(4096, 2), "paper": FlatnessScale(65_408, 1)},
     run=run,
     headlines=(
         headline("flips given dissent, {decoder}", "flip_dissent ±", ".1%", budget="2^-32"),

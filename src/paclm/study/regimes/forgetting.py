@@ -102,7 +102,7 @@ REGIME = Regime(
     question="What if the noise were always calibrated to the prior, whatever has already leaked?",
     presets={
         "quick": ForgettingScale(4096, 2, 24, (64, 256, 512)),
-        "paper": ForgettingScale(8176, 2, 100, (256, 1024, 4096), (2.0**-4, 2.0**-8, 2.0**-12, 2.0**-16)),
+        "paper": ForgettingScale(65_408, 1, 100, (256, 1024, 4096), (2.0**-4, 2.0**-8, 2.0**-12, 2.0**-16)),
     },
     run=run,
     headlines=(headline("leak at {budget}, {curator}, nats", "leaked_nats ± leaked_stderr", ".3g", largest="tokens"),),

@@ -197,7 +197,7 @@ REGIME = Regime(
     name="releases",
     title="All releases and both charges",
     question="What does each release keep of the gain, and what does it leak?",
-    presets={"quick": ReleasesScale(4096, 2, 24, 512), "paper": ReleasesScale(8176, 2, 100, 4096)},
+    presets={"quick": ReleasesScale(4096, 2, 24, 512), "paper": ReleasesScale(65_408, 1, 100, 4096)},
     run=run,
     headlines=(
         headline("retained gain, {release}, {budget}", "retained_gain ±", ".0%"),

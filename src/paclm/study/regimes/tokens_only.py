@@ -110,7 +110,7 @@ REGIME = Regime(
     question="How much of the leak of the history do the tokens alone leak?",
     presets={
         "quick": TokensOnlyScale(4096, 2, sessions=60, tokens=192, particles=32),
-        "paper": TokensOnlyScale(8176, 2, sessions=100, tokens=1024, particles=64),
+        "paper": TokensOnlyScale(65_408, 1, sessions=100, tokens=1024, particles=64),
     },
     run=run,
     headlines=(

@@ -162,7 +162,7 @@ REGIME = Regime(
     question="What do fewer worlds keep of the gain, how often do they dissent, and what does the attacker start from?",
     presets={
         "quick": WorldsScale(4096, 1, subsets=8),
-        "paper": WorldsScale(8176, 2, designs=(8, 16, 32, 64)),
+        "paper": WorldsScale(65_408, 1, designs=(8, 16, 32, 64)),
     },
     run=run,
     headlines=(headline("dissent, {decoder}, {worlds} worlds", "dissent ±", ".1%", design="balanced"),),
