@@ -48,7 +48,7 @@ SCALES = {
     "choices": choices.ChoicesScale(
         records=6, tokens=20, stride=6, draws=1, choices=(2,), margins=(1.0,), words=3, sequences=12
     ),
-    "cost": cost.CostScale(60, 2, 2, (1, 2), prompt=8, commits=3),
+    "cost": cost.CostScale(60, 2, 2, (1, 2), contexts=(9,), commits=3),
     "coupling": coupling.CouplingScale(60, 2, 20),
     "depth": depth.DepthScale(
         worlds=2,

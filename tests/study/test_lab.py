@@ -164,7 +164,7 @@ def test_an_engine_that_does_not_repeat_itself_ends_a_study_before_its_first_vot
 
     monkeypatch.setattr(Engine, "probe", unsteady)
     with pytest.raises(EngineError):
-        run_regime(lab, REGIME, "quick", scale=CensusScale(20, (50,), 20))
+        run_regime(lab, REGIME, "quick", scale=CensusScale(20, (50,)))
     assert not list((lab.folder / "results").glob("*.json"))
     monkeypatch.setattr(Engine, "probe", genuine)
-    assert run_regime(lab, REGIME, "quick", scale=CensusScale(20, (50,), 20)).rows
+    assert run_regime(lab, REGIME, "quick", scale=CensusScale(20, (50,))).rows

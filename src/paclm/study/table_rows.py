@@ -43,7 +43,10 @@ def organic(result: Result) -> list[Row]:
 
 def by_sequences(result: Result) -> dict[str, Row]:
     rows = [{**row, "memory_gb": row["memory_bytes"] / 1e9} for row in result.select(what="serving")]
-    return {f"{row['sequences']} sequence{'s' if row['sequences'] > 1 else ''}": row for row in rows}
+    return {
+        f"{row['sequences']} sequence{'s' if row['sequences'] > 1 else ''}, context {row['context']}": row
+        for row in rows
+    }
 
 
 def operations(result: Result) -> list[Row]:

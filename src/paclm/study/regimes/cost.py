@@ -17,6 +17,7 @@ import numpy as np
 
 from paclm.config import MechanismConfig
 from paclm.curator.research import ResearchSession
+from paclm.errors import EngineError
 from paclm.privacy.accounting import units_up
 from paclm.privacy.belief import IntArray
 from paclm.privacy.randomness import Coins, ResearchNoise
@@ -37,40 +38,45 @@ class CostScale:
     gumbel_draws: int
     steps: int  # decode steps timed per engine
     batches: tuple[int, ...]  # sequences in parallel
-    prompt: int = 32
+    contexts: tuple[int, ...] = (33,)  # tokens that a step attends to
     commits: int = 50
 
 
 def run(lab: Lab, scale: CostScale) -> Findings:
     """Engines, mechanism and ledger, one after another."""
-    advance = lab.start_task("cost", len(scale.batches) + 3)
+    advance = lab.start_task("cost", len(scale.contexts) * (1 + len(scale.batches)) + 2)
     votes = lab.gumbel_votes(scale.positions, scale.gumbel_draws).votes
     mechanism = _time_mechanism(lab, votes)
     advance(1)
-    one, _ = _time_forward(lab, scale, 1, "full")
-    advance(1)
     rows: list[Row] = []
-    for batch in scale.batches:
-        forward, memory = _time_forward(lab, scale, batch)
-        ledger = _time_ledger(lab, scale.commits, batch)
-        row: Row = {"what": "serving", "sequences": batch, "worlds": lab.num_worlds}
-        row |= {"forward_ms": 1e3 * forward, "mechanism_ms": 1e3 * mechanism, "ledger_ms": 1e3 * ledger}
-        row["mechanism_share"] = batch * mechanism / (forward + batch * mechanism)
-        row["tokens_per_second"] = batch / (forward + batch * mechanism + ledger)
-        row["tokens_per_second_without_ledger"] = batch / (forward + batch * mechanism)
-        row |= {"memory_bytes": memory, "one_model_ms": 1e3 * one}
-        row["times_one_model"] = forward / one if batch == 1 else None
-        row["one_by_one_ms"] = 1e3 * one * lab.num_worlds
-        row["cheaper_than_one_by_one"] = one * lab.num_worlds / forward if batch == 1 else None
-        rows.append(row)
+    notes = ["One model: the full-corpus adapter and the public model, which an engine always runs too."]
+    for context in scale.contexts:
+        one, _ = _time_forward(lab, scale, context, 1, "full")
         advance(1)
+        for batch in scale.batches:
+            try:
+                forward, memory = _time_forward(lab, scale, context, batch)
+            except EngineError as error:
+                notes.append(f"{batch} sequences at context {context} were not timed: {error}")
+                continue
+            ledger = _time_ledger(lab, scale.commits, batch)
+            row: Row = {"what": "serving", "sequences": batch, "context": context, "worlds": lab.num_worlds}
+            row |= {"forward_ms": 1e3 * forward, "mechanism_ms": 1e3 * mechanism, "ledger_ms": 1e3 * ledger}
+            row["mechanism_share"] = batch * mechanism / (forward + batch * mechanism)
+            row["tokens_per_second"] = batch / (forward + batch * mechanism + ledger)
+            row["tokens_per_second_without_ledger"] = batch / (forward + batch * mechanism)
+            row |= {"memory_bytes": memory, "one_model_ms": 1e3 * one}
+            row["times_one_model"] = forward / one if batch == 1 else None
+            row["one_by_one_ms"] = 1e3 * one * lab.num_worlds
+            row["cheaper_than_one_by_one"] = one * lab.num_worlds / forward if batch == 1 else None
+            rows.append(row)
+            advance(1)
     distinct = count_distinct(votes)
     typical = int(np.median(distinct[distinct > 1])) if (distinct > 1).any() else 1
     rows.append(operations("the paper's sizes", 128, 50_257, 200, 2))
     rows.append(operations("this workspace", lab.num_worlds, len(lab.tokenizer), SUPPORT, typical))
     advance(1)
-    note = "One model: the full-corpus adapter and the public model, which an engine always runs too."
-    return Findings(rows, [note])
+    return Findings(rows, notes)
 
 
 def operations(sizes: str, worlds: int, vocabulary: int, support_size: int, distinct: int) -> Row:
@@ -82,15 +88,14 @@ def operations(sizes: str, worlds: int, vocabulary: int, support_size: int, dist
     return row | {"dense": dense, "collapsed": collapsed, "factor": dense / collapsed}
 
 
-def _time_forward(lab: Lab, scale: CostScale, batch: int, *adapters: str) -> tuple[float, int]:
-    """Seconds of one decode step (median) and peak bytes, of the GPU or else of this process."""
+def _time_forward(lab: Lab, scale: CostScale, context: int, batch: int, *adapters: str) -> tuple[float, int]:
+    """Seconds of one decode step (median) at this context and peak bytes, of the GPU or else of this process."""
     import torch
 
     from paclm.engine.memory import peak_memory
 
-    context = scale.prompt + 1
     engine = lab.engine(*adapters, sequences=batch, context=context, support_size=SUPPORT, is_shared=False)
-    handles = [engine.add(prompt) for prompt in lab.prompts(batch, scale.prompt, "cost")]
+    handles = [engine.add(prompt) for prompt in lab.prompts(batch, context - 1, "cost")]
     coins = Coins(lab.seed_for("cost", "coins"))
     drawn = np.stack([coins.gumbel(SUPPORT) for _ in handles])
     if engine.head.is_cuda:
@@ -149,11 +154,21 @@ REGIME = Regime(
     name="cost",
     title="Cost of a private token",
     question="Where does the time of a private token go?",
-    presets={"quick": CostScale(4096, 2, 10, (1, 16), commits=20), "paper": CostScale(65_408, 1, 200, (1, 16, 64))},
+    presets={
+        "quick": CostScale(4096, 2, 10, (1, 16), commits=20),
+        "paper": CostScale(65_408, 1, 200, (1, 16, 64), contexts=(96, 512)),
+    },
     run=run,
     headlines=(
-        headline("tokens a second, {sequences} in parallel", "tokens_per_second", ",.0f", what="serving"),
-        headline("share of the mechanism, {sequences} in parallel", "mechanism_share", ".1%", what="serving"),
+        headline(
+            "tokens a second, {sequences} in parallel, context {context}", "tokens_per_second", ",.0f", what="serving"
+        ),
+        headline(
+            "share of the mechanism, {sequences} in parallel, context {context}",
+            "mechanism_share",
+            ".1%",
+            what="serving",
+        ),
     ),
     for_each_collection=False,
 )
