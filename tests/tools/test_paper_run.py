@@ -113,7 +113,7 @@ def test_worlds_can_be_trained_alone_and_sessions_cut_and_another_text_scored(ru
         patch.setattr(paper_run, "run_regime", asked)
         cuts = ("sessions=2", "horizons=64,128", "budgets=0.5")
         with pytest.raises(SystemExit):
-            run("--only", "sessions", "--cut", *cuts)
+            run("--stage", "2", "--only", "sessions", "--cut", *cuts)
         preset = asked.call_args.args[-1]
         assert (preset.budgets, preset.sessions, preset.horizons, preset.queries) == ((0.5,), 2, (64, 128), 4)
     text = corpus.parent / "other.txt"
@@ -126,14 +126,14 @@ def test_worlds_can_be_trained_alone_and_sessions_cut_and_another_text_scored(ru
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        ("--only sessions --cut session=2", "--cut session:"),
-        ("--only sessions --cut sessions", "sessions=50"),
-        ("--only sessions --cut sessions=few", "sessions=50"),
-        ("--only sessions --cut sessions=0", "sessions=100"),
-        ("--only sessions --cut sessions=2.5", "sessions=100"),
-        ("--only sessions --cut sessions=2,3", "sessions=100"),
-        ("--only sessions --cut horizons=64,-1", "horizons=64,256,1024,2048,4096"),
-        ("--only sweep", "stage 1 .*precision, census, .*sweep"),
+        ("--stage 2 --only sessions --cut session=2", "--cut session:"),
+        ("--stage 2 --only sessions --cut sessions", "sessions=50"),
+        ("--stage 2 --only sessions --cut sessions=few", "sessions=50"),
+        ("--stage 2 --only sessions --cut sessions=0", "sessions=100"),
+        ("--stage 2 --only sessions --cut sessions=2.5", "sessions=100"),
+        ("--stage 2 --only sessions --cut sessions=2,3", "sessions=100"),
+        ("--stage 2 --only sessions --cut horizons=64,-1", "horizons=64,256,1024,2048,4096"),
+        ("--only sweep", "stage 1 .*precision, accuracy, .*sweep"),
         ("--worlds 1", "--worlds .* 2 .* 4, not 1"),
         ("--worlds-per-step 0", "--worlds-per-step .* not 0"),
         ("--minutes nan", "--minutes .* not nan"),
@@ -184,13 +184,14 @@ def test_a_full_disk_ends_with_an_error_line_and_keeps_the_stage_log(run, paper_
     assert json.loads(before)["training"]["tokens"] > 0
 
 
-def test_two_collections_of_the_first_worlds_are_studied_in_a_folder_of_their_own(run):
-    found = run("--stage", "5", "--only", "accuracy", "--worlds", "2")
-    result = read(found.parent / "notes-first-2" / "results" / "accuracy.json")
-    assert {row["collection"] for row in result["rows"]} == {1, 2}
-    assert result["provenance"]["worlds"] == 2
-    assert "collection-2-first-2.safetensors" in result["provenance"]["adapters"]
-    assert not (found / "results").exists()
+def test_another_collection_and_the_first_worlds_are_studied_in_folders_of_their_own(run):
+    found = run("--stage", "5", "--only", "accuracy")
+    other = run("--stage", "5", "--only", "accuracy", "--collection", "2", "--worlds", "2")
+    first = read(found / "results" / "accuracy.json")
+    second = read(other.parent / "notes-collection-2-first-2" / "results" / "accuracy.json")
+    assert (first["provenance"]["worlds"], second["provenance"]["worlds"]) == (4, 2)
+    assert first["provenance"]["adapters"] != second["provenance"]["adapters"]
+    assert second["provenance"]["arguments"]["seed"] == first["provenance"]["arguments"]["seed"] + 1
 
 
 def test_a_regime_that_trains_its_own_points_needs_no_worlds_and_has_a_size_of_its_own(run, paper_run, monkeypatch):

@@ -19,14 +19,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 from paclm.study.regimes import regime_named
 
 STAGES = {
-    1: ("precision", "census", "accuracy", "flatness", "sessions", "releases", "forgetting", "cost"),
-    2: ("census", "accuracy", "flatness", "sessions", "releases"),
-    3: ("sweep", "generation", "ablation", "canaries"),
-    4: ("pmixed",),
-    5: ("accuracy", "coupling", "universe", "tokens_only", "capacity"),
+    1: ("precision", "accuracy", "census", "flatness", "releases", "forgetting", "tokens_only", "cost"),
+    2: ("sessions", "sweep", "generation", "ablation", "canaries"),
+    3: ("pmixed",),
+    4: ("worlds", "coupling", "universe", "capacity"),
+    5: ("accuracy", "census", "flatness", "releases"),
     6: ("depth",),
 }
-TWO_COLLECTIONS = {5: ("accuracy",)}
 TRAINING = ("depth",)  # regimes that train all of their adapters: the worlds of the workspace are not needed
 
 
@@ -58,6 +57,9 @@ def parse_arguments(description: str | None) -> argparse.Namespace:
     parser.add_argument("--stage", type=int, choices=sorted(STAGES), required=True)
     parser.add_argument("--corpus", required=True, help="records, as `paclm init --corpus` reads them")
     parser.add_argument("--name", help="name of the corpus in file names; default: from its path")
+    parser.add_argument(
+        "--collection", type=int, default=1, help="which draw and training of the worlds, into a separate folder from 2 on"
+    )
     parser.add_argument("--base", default="smollm2", help="base model, as `paclm init --base`")
     parser.add_argument(
         "--test-text", type=Path, help="text to score on, into a separate folder; default: held-out records"
@@ -96,6 +98,8 @@ def parse_arguments(description: str | None) -> argparse.Namespace:
         options.train = ["worlds"] if needs_worlds(options) or options.only == [] else []
     size = size_of(options)
     options.workspace = options.name if size in (PAPER, SMALL) else f"{options.name}-of-{size.records}"
+    if options.collection > 1:
+        options.workspace += f"-collection-{options.collection}"
     folder = options.workspace
     if options.test_text is not None:
         folder += f"-on-{options.test_text.name.split('.')[0]}"
@@ -134,6 +138,7 @@ def refusal(options: argparse.Namespace) -> str | None:
     rules = [
         (not strangers, f"stage {options.stage} has {', '.join(own)}, and no {', '.join(strangers)}"),
         (re.fullmatch(r"\w[\w .+-]*", options.name), f"--name must be a folder name, not {options.name!r}"),
+        (options.collection >= 1, f"--collection must be 1 or more, not {options.collection}"),
         (worlds is None or 2 <= worlds <= most, f"--worlds must be from 2 to {most}, not {worlds}"),
         (per_step is None or per_step >= 1, f"--worlds-per-step must be 1 or more, not {per_step}"),
         (options.minutes >= 0.0, f"--minutes must be 0 or more, not {options.minutes}"),

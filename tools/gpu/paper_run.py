@@ -1,4 +1,4 @@
-"""The paper's evaluation at full scale on one GPU, in stages of about half an hour.
+"""The paper's evaluation at full scale on one GPU, in stages of at most 25 minutes.
 
     python tools/gpu/paper_run.py --stage 1 --corpus wikipedia.jsonl.xz --base smollm2 --work ~/paper --out results
 
@@ -9,13 +9,14 @@ and the same code. Finished regimes are kept, unless `--again`. A regime that wo
 and the stage file says so. Needs torch, transformers,
 numpy, scipy and safetensors only. `--small` is a rehearsal for a CPU, in minutes.
 
-| stage | corpus | what |
-|---|---|---|
-| 1, 2 | first, second | census, accuracy, flatness, sessions, releases; 1 also arithmetic, forgetting and cost |
-| 3 | first | sweep, generation, ablation, canaries |
-| 4 | first | PMixED and its neighbours |
-| 5 | first | second collection, coupled against uncoupled training, universe audit, token-only attacker, capacity |
-| 6 | both | adapted layers and rank: fewer records and worlds, in a workspace of their own; minutes |
+| stage | what |
+|---|---|
+| 1 | arithmetic, accuracy, census, flatness, releases, forgetting, tokens-only attacker, cost |
+| 2 | sessions, sweep, generation, ablation, canaries |
+| 3 | PMixED and its neighbours |
+| 4 | number of worlds, coupled against uncoupled training, universe audit, capacity |
+| 5 | with `--collection 2`, `3` …: the same records in other worlds, drawn and trained anew |
+| 6 | adapted layers and rank: fewer records and worlds, in a workspace of their own; minutes |
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ from paclm.worlds.readers import read_corpus
 from paclm.worlds.records import ReadOptions
 from paclm.worlds.storage import write_private_arrays, write_private_json
 from paclm.worlds.workspace import Workspace
-from paper_options import TWO_COLLECTIONS, Size, chosen_regimes, needs_worlds, parse_arguments, size_of
+from paper_options import Size, chosen_regimes, needs_worlds, parse_arguments, size_of
 
 FIXTURE_POSITIONS = 4096
 
@@ -95,7 +96,7 @@ def run_stage(options: argparse.Namespace) -> list[str]:
     for name in chosen_regimes(options):
         tried[name] = attempt(lab, name, options, clock)
         write_log(options, regimes={name: tried[name]})
-    if options.stage in (1, 2) and options.only != [] and options.test_text is None:
+    if options.stage == 1 and options.only != [] and options.test_text is None:
         save_fixture(lab, options)
     failed = [name for name, what in tried.items() if "failed" in what]
     say(clock, "ended" if failed else "done")
@@ -146,7 +147,7 @@ def make_workspace(options: argparse.Namespace, size: Size) -> Workspace:
         base=base,
         tokenizer=load_tokenizer(base),
         num_worlds=size.worlds,
-        seed=101,
+        seed=100 + options.collection,
         holdout=size.held_out,
         num_canaries=size.canaries,
         max_record_tokens=size.record_tokens,
@@ -214,11 +215,10 @@ def make_lab(workspace: Workspace, options: argparse.Namespace, clock: Clock) ->
 
 def attempt(lab: Lab, name: str, options: argparse.Namespace, clock: Clock) -> dict[str, Any]:
     """Run a regime unless it is done; a failure or lack of time is recorded, and the others still run."""
-    collections = 2 if name in TWO_COLLECTIONS.get(options.stage, ()) else 1
     regime, folder = regime_named(name), options.out / "results"
     preset: Preset = "quick" if options.small else "paper"
     scale = cut_scale(regime.presets[preset], options.cut)
-    made_from = lab.parts(name, [asdict(scale), preset, collections]).key
+    made_from = lab.parts(name, [asdict(scale), preset]).key
     before = read_log(options)["regimes"].get(name, {})
     if before.get("made_from") == made_from and is_of(folder / f"{name}.json", before) and not options.again:
         say(clock, f"{name}: done already")
@@ -228,7 +228,7 @@ def attempt(lab: Lab, name: str, options: argparse.Namespace, clock: Clock) -> d
         return {"left_out": "no time"}
     say(clock, f"{name} ...")
     try:
-        result = run_regime(lab, regime, preset, collections, scale)
+        result = run_regime(lab, regime, preset, 1, scale)
         folder.mkdir(parents=True, exist_ok=True)  # again: a rented machine may have emptied it meanwhile
         result.save(folder)
         summary = regime.summary(result)
