@@ -58,7 +58,7 @@ def parse_arguments(description: str | None) -> argparse.Namespace:
     parser.add_argument("--corpus", required=True, help="records, as `paclm init --corpus` reads them")
     parser.add_argument("--name", help="name of the corpus in file names; default: from its path")
     parser.add_argument(
-        "--collection", type=int, default=1, help="which draw and training of the worlds, into a separate folder from 2 on"
+        "--collection", type=int, default=1, help="which draw of the worlds; from 2 on into a separate folder"
     )
     parser.add_argument("--base", default="smollm2", help="base model, as `paclm init --base`")
     parser.add_argument(
