@@ -21,6 +21,7 @@ class Decoding:
     draws: int = 1  # on a text: how often every position is voted on, with fresh coins
     coupling: Coupling = "coupled"
     threshold: float = 0.9  # β from which the hybrid rule takes the maximal coupling
+    coins: str = ""  # on a text: the decoding whose coins it shares; its own where empty
 
     def __post_init__(self) -> None:
         check_temperature(self.temperature)

@@ -327,7 +327,7 @@ class Lab:
         def take() -> dict[str, Any]:
             advance = self.start_task("teacher-forced votes", sum(passage.num_scored for passage in passages))
             engine = self.engine(*names)
-            seeds = [self.seed_for("coins", decoding.name) for decoding in decodings]
+            seeds = [self.seed_for("coins", decoding.coins or decoding.name) for decoding in decodings]
             found = collect_votes(engine, passages, decodings, seeds, with_full, advance)
             return {key: array for name, votes in found.items() for key, array in votes.arrays(name).items()}
 

@@ -50,6 +50,7 @@ class TriggerVotes(NamedTuple):
 
     support: IntArray  # (k,)
     votes: IntArray  # (n, m)
+    public: IntArray  # (n,) the public model's
 
 
 def planted_canaries(lab: Lab) -> list[Planted]:
@@ -75,16 +76,17 @@ def trigger_votes(engine: Engine, canary: Canary, draws: int, temperature: float
     (*_, (_, hidden)) = engine.hidden_states(canary.trigger_ids)
     support, logits = engine.restricted(hidden[:, -1:])  # (1, k), (1, W, k)
     if not temperature:
-        votes = coupled_votes(logits, support, None)
-        return TriggerVotes(support[0].cpu().numpy(), votes[:, :-1].cpu().numpy().repeat(draws, axis=0))
+        greedy = coupled_votes(logits, support, None).cpu().numpy().repeat(draws, axis=0)
+        return TriggerVotes(support[0].cpu().numpy(), greedy[:, :-1], greedy[:, -1])
     coins = Coins(seed)
     cast = []
     for start in range(0, draws, _DRAWS_AT_ONCE):
         n = min(_DRAWS_AT_ONCE, draws - start)
         drawn = torch.from_numpy(np.stack([coins.gumbel(support.shape[1]) for _ in range(n)])).float()
         votes = coupled_votes(logits.expand(n, -1, -1), support.expand(n, -1), drawn.to(logits.device), temperature)
-        cast.append(votes[:, :-1].cpu().numpy())
-    return TriggerVotes(support[0].cpu().numpy(), np.concatenate(cast))
+        cast.append(votes.cpu().numpy())
+    votes = np.concatenate(cast)
+    return TriggerVotes(support[0].cpu().numpy(), votes[:, :-1], votes[:, -1])
 
 
 def force_votes(votes: IntArray, is_member: BoolArray, payload: int, *, others_agree: bool) -> IntArray:
