@@ -1,8 +1,13 @@
 import csv
 import io
+from dataclasses import replace
+from pathlib import Path
 
+from paclm.study.results import Result
 from paclm.study.table import Cell, TableData, to_csv, to_latex, to_markdown
+from paclm.study.tables import all_tables
 
+RESULTS = Path(__file__).parents[2] / "docs" / "research" / "results"
 DATA = TableData(
     "A caption with 5 % and β.",
     ["name", "flip | dissent", "n"],
@@ -63,3 +68,15 @@ def test_latex_escapes_sets_minus_signs_names_and_quotes_and_explains_the_marks(
     text = to_latex(TableData("None.", ["a"], []), "tab:x")
     assert "\\midrule\n\\bottomrule" in text, "no empty line without rows"
     assert "flushleft" not in text
+
+
+def test_a_study_of_the_first_worlds_says_so_beside_its_figures():
+    accuracy = Result.load(RESULTS / "wiki" / "results" / "accuracy.json")
+    for worlds, is_said in ((32, True), (128, False)):
+        result = replace(accuracy, provenance={**accuracy.provenance, "worlds": worlds})
+        (table,) = [table for table in all_tables() if table.label == "tab:accuracy"]
+        (setup,) = [table for table in all_tables() if table.label == "tab:setup"]
+        notes = " ".join(table.build({"accuracy": result}).notes)
+        (line,) = [row[1] for row in setup.build({"accuracy": result}).rows if row[0] == "worlds"]
+        assert ("first 32 of 128" in notes) == ("first 32 of 128" in line) == is_said
+        assert ("exactly 64" in line) != is_said

@@ -17,7 +17,7 @@ from paclm.study.regimes.knowledge import OTHERS
 from paclm.study.regimes.releases import TARGET
 from paclm.study.results import Result, Row
 from paclm.study.table import Table, TableData
-from paclm.study.table_rows import dp_promise
+from paclm.study.table_rows import dp_promise, first_worlds
 
 
 def _setup(results: Mapping[str, Result]) -> TableData:
@@ -31,7 +31,7 @@ def _setup(results: Mapping[str, Result]) -> TableData:
     start = "the same start for every world" if training["coupled"] else "a start of its own for every world"
     collections = max(int(row.get("collection", 1)) for result in results.values() for row in result.rows)
     here = {
-        "worlds": f"m = {worlds}; each record in exactly {worlds // 2}",
+        "worlds": first_worlds(origin) or f"m = {worlds}; each record in exactly {worlds // 2}",
         "prior": "uniform over worlds; 1/2 per record",
         "universe": f"{origin['records']:,} records{canaries}{grouped}",
         "held out": f"{arguments['holdout'] if held_out is None else held_out:,} records",  # whole groups: may be more

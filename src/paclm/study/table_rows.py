@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from paclm.privacy.dp import format_up
 from paclm.study.expectation import IN_EXPECTATION
@@ -16,7 +17,18 @@ from paclm.study.results import Result, Row
 
 
 def own_notes(result: Result) -> Sequence[str]:
-    return result.notes
+    """With a note where only some of the worlds were studied."""
+    some = first_worlds(result.provenance)
+    return [*result.notes, f"Worlds: {some}."] if some else result.notes
+
+
+def first_worlds(origin: Mapping[str, Any]) -> str | None:
+    """What is studied if not all worlds of a design are; None if all are."""
+    drawn = origin.get("arguments", {}).get("worlds")
+    studied = origin.get("worlds", drawn)
+    if studied == drawn:
+        return None
+    return f"the first {studied} of {drawn}, which are no design of {studied}: a record is in about half of them"
 
 
 def notes_of_releases(result: Result) -> Sequence[str]:
