@@ -88,6 +88,14 @@ def test_public_text_reaches_the_lab_and_may_not_be_the_text_that_is_scored(work
         labs[2].public_passages(20)
 
 
+def test_other_text_is_read_as_records_and_reaches_the_lab(workspace, tmp_path, monkeypatch):
+    labs = []
+    monkeypatch.setattr("paclm.study.run.run_regimes", lambda lab, *_: labs.append(lab))
+    (tmp_path / "other.jsonl").write_text('{"text": "One article."}\n{"text": "Another."}\n')
+    invoke("study", "run", workspace, "controls", "--other-text", tmp_path / "other.jsonl")
+    assert labs[0].other_text == ["One article.", "Another."]
+
+
 def test_all_leaves_knowledge_out_where_there_are_no_questions(workspace, tmp_path, monkeypatch):
     run = []
     monkeypatch.setattr("paclm.study.run.run_regimes", lambda lab, regimes, *_: run.append([r.name for r in regimes]))

@@ -13,6 +13,7 @@ from paclm.study.regimes import (
     capacity,
     census,
     choices,
+    controls,
     cost,
     coupling,
     depth,
@@ -48,6 +49,7 @@ SCALES = {
     "choices": choices.ChoicesScale(
         records=6, tokens=20, stride=6, draws=1, choices=(2,), margins=(1.0,), words=3, sequences=12
     ),
+    "controls": controls.ControlsScale(40, 2, 2, 1),
     "cost": cost.CostScale(60, 2, 2, (1, 2), contexts=(9,), commits=3),
     "coupling": coupling.CouplingScale(60, 2, 20),
     "depth": depth.DepthScale(
@@ -130,4 +132,5 @@ def open_rehearsal(folder, texts, base):
     template = build_trainable_workspace(folder / "template", texts[:40], base, num_canaries=8)
     lab = open_lab(template, folder / "lab", questions=QUESTIONS)
     add_result(lab, "public")
+    lab.other_text, lab.spare_text = [f"Beside {text}" for text in texts[:40]], texts[40:52]
     return lab

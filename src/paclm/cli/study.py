@@ -56,7 +56,7 @@ def run(
     workspace: TrainedArgument,
     regimes: Annotated[
         list[str],
-        typer.Argument(help="Names, listed below; or all: without dp, attacks, baselines, lm_eval, plugins."),
+        typer.Argument(help="Names, listed below; or all: without dp, controls, attacks, baselines, lm_eval, plugins."),
     ],
     preset: Annotated[Literal["quick", "paper"], typer.Option(help="Scale: minutes, or the paper's.")] = "quick",
     collections: Annotated[
@@ -68,6 +68,10 @@ def run(
     public_text: Annotated[
         Path | None,
         typer.Option(help="Text that is no record, on which pmixed searches settings.", show_default="no search"),
+    ] = None,
+    other_text: Annotated[
+        str | None,
+        typer.Option(help="Public records of another source, as init --corpus reads them, on which controls trains."),
     ] = None,
     questions: Annotated[
         Path | None,
@@ -92,9 +96,10 @@ def run(
     studies draw their own secrets, from a seed. The trainings of dp count against what is promised about the corpus.
     knowledge asks questions about the records: of a corpus of your own they are a file with one JSON object a line,
     with prompt, answer and perhaps kind and about. Without questions, all leaves it out. With --workers the worlds of
-    every engine are shared among processes, and results are the same; capacity, cost, depth and dp run in this one.
-    Regimes of installed plugins are run by name; attacks and baselines run what plugins bring. Results record the
-    package, version and code of each plugin.
+    every engine are shared among processes, and results are the same; capacity, controls, cost, depth and dp run in
+    this one. controls trains on public text of another source, given with --other-text. Regimes of installed plugins
+    are run by name; attacks and baselines run what plugins bring. Results record the package, version and code of each
+    plugin.
     lm_eval runs nothing: it reads what `lm_eval --model paclm --output_path WORKSPACE/study/lm-eval` has written.
 
     Example usage:
@@ -130,6 +135,7 @@ def run(
     from paclm.study.questions import read_questions
     from paclm.study.regime import scale_in_words
     from paclm.study.run import regimes_named, run_regimes
+    from paclm.worlds.readers import read_corpus
 
     asked = None if questions is None else read_questions(questions)
     plugged = load_for_run([name for name in regimes if name != "all"], release or ())
@@ -147,6 +153,8 @@ def run(
             kept=lab.kept,
             plugins=plugged,
         )
+    if other_text is not None:
+        lab.other_text = [record.text for record in read_corpus(other_text).records]
     is_asked = not set(ASKING).isdisjoint(regimes)
     if is_asked:
         lab.need_questions()  # before another regime runs for long

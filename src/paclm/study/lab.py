@@ -59,6 +59,8 @@ class Lab:
         start_task: StartTask = lambda _, __: lambda _: None,
         test_text: Sequence[Passage] | None = None,
         public_text: Sequence[Passage] | None = None,
+        other_text: Sequence[str] | None = None,
+        spare_text: Sequence[str] | None = None,
         questions: Sequence[Question] | None = None,
         runtime: RuntimeConfig | None = None,
         collection: int = 1,
@@ -80,6 +82,8 @@ class Lab:
         self.kept = kept or Kept()  # which votes and parts of earlier runs may be used, and which were
         self.workers = workers  # processes that share the worlds of every engine; results do not depend on them
         self.plugins = plugins  # those that this run names
+        self.other_text = other_text  # texts of another source, for `controls`; none is a record
+        self.spare_text = spare_text  # records of the workspace's source that are not in it, for the same
         self._given_text = test_text
         self._public_text = public_text
         self._given_questions = questions
@@ -107,6 +111,8 @@ class Lab:
             start_task=self.start_task,
             test_text=self._given_text,
             public_text=self._public_text,
+            other_text=self.other_text,
+            spare_text=self.spare_text,
             questions=self._given_questions,
             runtime=runtime,
             collection=collection or self.collection,
@@ -350,9 +356,11 @@ class Lab:
     def parts(self, regime: str, scale: Any) -> Parts:
         """Finished parts of a regime under exactly these circumstances, made by exactly this code."""
         given = None if self._given_text is None else _digest_of(self._given_text)  # held out: fixed by the workspace
-        text = [given, self.window]
+        text: list[Any] = [given, self.window]
         if self._public_text is not None:
             text.append(_digest_of(self._public_text))
+        texts = {"other": self.other_text, "spare": self.spare_text}
+        text += [[name, _hash_texts(own)] for name, own in texts.items() if own is not None]
         worlds = [self.collection, self._adapters([self.worlds_name])]
         modules = {plugin.name: plugin.module for plugin, _ in self.plugged("regimes")}
         own = modules.get(regime, f"paclm.study.regimes.{regime}")
@@ -382,6 +390,11 @@ def _place(adapters: str) -> tuple[str, slice | None]:
     if first := re.fullmatch(r"worlds-first-([0-9]+)", adapters):
         return WORLDS_FILE, slice(0, int(first[1]))
     return adapters_file(adapters), None
+
+
+def _hash_texts(texts: Sequence[str]) -> str:
+    """SHA-256 of texts in their order."""
+    return hashlib.sha256(json.dumps(list(texts)).encode()).hexdigest()
 
 
 def _digest_of(passages: Sequence[Passage]) -> str:

@@ -544,6 +544,27 @@ _TABLES = (
         notes=rows.own_notes,
     ),
     rows_table(
+        "tab:controls",
+        "controls",
+        "Controls of the gain: adapters trained in the same way on other text, and on as many records of the same "
+        "source that are not in the workspace. {positions:,} teacher-forced positions (greedy). Share: of the gain of "
+        "as many private records; left: by how many points these gain more. Both are paired by position, with errors "
+        "over passages.",
+        (
+            Column("decoder", "{decoder}"),
+            Column("trained on", "{trained_on}"),
+            Column("adapters", "adapters"),
+            Column("texts each", "records", ",.0f"),
+            Column("tokens each", "tokens", ",.0f"),
+            Column("accuracy", "accuracy ±", ".2%"),
+            Column("gain", "gain_points ± gain_stderr", ".2%"),
+            Column("of the full corpus's gain", "of_full ±", ".1%"),
+            Column("share", "share ±", ".1%"),
+            Column("left", "left_points ± left_stderr", ".2%"),
+        ),
+        notes=rows.own_notes,
+    ),
+    rows_table(
         "tab:tokens-only",
         "tokens_only",
         "Leak of the tokens beside the leak of the history: {sessions} sessions of {tokens:,} tokens, Gumbel votes on "

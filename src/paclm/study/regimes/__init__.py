@@ -25,6 +25,7 @@ NAMES = (  # in the order of the paper, then what goes past it
         "depth",
         "dp",
         "student",
+        "controls",
         "attacks",
         "baselines",
         "lm_eval",
@@ -32,8 +33,8 @@ NAMES = (  # in the order of the paper, then what goes past it
 )
 SPENDING = ("dp",)
 """Regimes that use up a promise about the corpus."""
-ON_REQUEST = (*SPENDING, "attacks", "baselines", "lm_eval")
-"""Regimes that `all` leaves out, as it does plugins: run by name."""
+ON_REQUEST = (*SPENDING, "controls", "attacks", "baselines", "lm_eval")
+"""Regimes that `all` leaves out, as it does plugins: run by name; `controls` needs a text of its own."""
 ASKING = ("knowledge",)
 """Regimes that need questions; `all` leaves them out where there are none."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from paclm.study.lab import Lab
 from paclm.study.quality import TargetScores, score_targets
 from paclm.study.regime import Findings, Regime, headline
 from paclm.study.results import Row
+from paclm.study.text_training import train_on_texts
 from paclm.worlds.canaries import Canary, make_canaries
 
 if TYPE_CHECKING:
@@ -72,41 +73,22 @@ def run(lab: Lab, scale: CapacityScale) -> Findings:
 
 
 def _train(lab: Lab, scale: CapacityScale, pilot: Pilot, settings: TrainingConfig) -> AdapterStack:
-    from paclm.engine.base_model import base_of, load_model
-    from paclm.engine.loading import pick_device
-    from paclm.engine.training import make_schedule, train_worlds
-    from paclm.engine.training_job import pick_dtype
-    from paclm.engine.training_order import make_blocks
-    from paclm.engine.training_plan import plan_training
     from paclm.worlds.blocks import encode_texts
 
-    lab.release_engine()
     records = lab.workspace.records("train")
     chosen = np.sort(lab.rng("capacity", "records").permutation(len(records))[: scale.records])
     texts = encode_texts(lab.tokenizer, [records[i].text for i in chosen.tolist()])
     bearers = [(canary, count) for canary in pilot.canaries for count in pilot.repetitions]
-    device = pick_device(lab.runtime.device)
-    model: Any = load_model(base_of(lab.workspace), pick_dtype("auto", device)).to(device)
-    blocks = make_blocks(
+    return train_on_texts(
+        lab,
         [*texts, *([*canary.trigger_ids, *canary.payload_ids] for canary, _ in bearers)],
-        settings.block_tokens or lab.window,
-        min(scale.record_tokens, settings.max_record_tokens),
-        [1] * len(texts) + [count for _, count in bearers],
-    )
-    seed = lab.seed_for("capacity", "training") % 2**32
-    schedule = make_schedule(blocks, pilot.membership(len(texts)), settings, seed)
-    together = plan_training(model, schedule, settings).worlds_per_step
-    advance = lab.start_task(f"capacity pilot, rank {settings.rank}", 0)
-    trained = train_worlds(
-        model,
-        schedule,
-        settings,
-        base=lab.workspace.base.fingerprint,
-        worlds_per_step=together,
-        on_progress=lambda _: advance(1),
-        must_improve=False,  # with thousands of repetitions the loss on other records may rise
-    )
-    return trained.stack
+        pilot.membership(len(texts)),
+        dataclasses.replace(settings, max_record_tokens=min(scale.record_tokens, settings.max_record_tokens)),
+        lab.seed_for("capacity", "training") % 2**32,
+        f"capacity pilot, rank {settings.rank}",
+        block_tokens=settings.block_tokens or lab.window,
+        repetitions=[1] * len(texts) + [count for _, count in bearers],
+    ).stack
 
 
 def _scores(lab: Lab, pilot: Pilot, stack: AdapterStack) -> list[TargetScores]:
