@@ -13,6 +13,7 @@ from paclm.study.regimes import (
     capacity,
     census,
     choices,
+    content,
     controls,
     cost,
     coupling,
@@ -49,6 +50,7 @@ SCALES = {
     "choices": choices.ChoicesScale(
         records=6, tokens=20, stride=6, draws=1, choices=(2,), margins=(1.0,), words=3, sequences=12
     ),
+    "content": content.ContentScale(60, 2, 20, (1, 2)),
     "controls": controls.ControlsScale(40, 2, 2, 1),
     "cost": cost.CostScale(60, 2, 2, (1, 2), contexts=(9,), commits=3),
     "coupling": coupling.CouplingScale(60, 2, 20),

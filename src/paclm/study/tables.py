@@ -565,6 +565,50 @@ _TABLES = (
         notes=rows.own_notes,
     ),
     rows_table(
+        "tab:content",
+        "content",
+        "A quorum: a vote is released only if, for every one of {records:,} records, at least so many worlds without "
+        "the record cast it too; others are replaced by the plurality of those. {positions:,} teacher-forced positions "
+        "(greedy). Kept: the share of the gain of the full corpus. Change: of accuracy against no quorum, in "
+        "percentage points, paired. Factor: the most by which a record can raise the probability of a token over its "
+        "mean among the worlds without it, the public model's own apart. Errors are over passages.",
+        (
+            Column("decoder", "{decoder}{of_collection}"),
+            Column("quorum", "quorum"),
+            Column("dissent", "dissent ±", ".1%"),
+            Column("votes replaced", "replaced ±", ".2%"),
+            Column("kept, no noise", "retained_gain_noiseless ±", ".1%"),
+            Column("kept, plurality", "retained_gain_plurality ±", ".1%"),
+            Column("kept, 2^-8", "retained_gain_at_8 ±", ".1%"),
+            Column("kept, 2^-32", "retained_gain_at_32 ±", ".1%"),
+            Column("change, no noise", "change_noiseless ±", "+.2%"),
+            Column("change, 2^-32", "change_at_32 ±", "+.2%"),
+            Column("factor", "most_times", ".3g"),
+        ),
+        lambda result: result.select(part="text"),
+        rows.own_notes,
+    ),
+    rows_table(
+        "tab:content-canaries",
+        "content",
+        "Forced canaries under a quorum: exactly the worlds that hold one vote for its payload, the others alike or as "
+        "they did; one token at {budget} under a uniform belief. Lacking: trials in which neither enough worlds "
+        "without the canary nor the public model vote for the payload (quorum 0: none at all). Can be emitted: with "
+        "some secret and some noise.",
+        (
+            Column("canary", "{canary}{of_collection}"),
+            Column("decoder", "{decoder}"),
+            Column("others", "{others}"),
+            Column("quorum", "quorum"),
+            Column("trials", "trials"),
+            Column("payload emitted", "emitted ±", ".2%"),
+            Column("can be emitted", "can_emit", ".2%"),
+            Column("lacking", "lacking"),
+            Column("emitted though lacking", "emitted_lacking"),
+        ),
+        lambda result: result.select(part="forced"),
+    ),
+    rows_table(
         "tab:tokens-only",
         "tokens_only",
         "Leak of the tokens beside the leak of the history: {sessions} sessions of {tokens:,} tokens, Gumbel votes on "
