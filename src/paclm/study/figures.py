@@ -30,8 +30,8 @@ Look = tuple[str, str]  # colour and marker
 
 def all_figures() -> list[Figure]:
     """Every figure, by label."""
-    figures = [canary, degeneracy, depth, flatness, knowledge, MECHANISM, pmixed, releases, session, student]
-    return [*figures, universe, worlds]
+    figures = [canary, content, degeneracy, depth, flatness, knowledge, MECHANISM, pmixed, releases, session, student]
+    return [*figures, temperature, universe, worlds]
 
 
 def drawn(label: str, regime: str, caption: str) -> Callable[[Draw], Figure]:
@@ -87,6 +87,37 @@ def canary(result: Result) -> Canvas:
     left.legend(loc="upper left")
     right.legend(loc="lower left", fontsize=6)
     canvas.tight_layout()
+    return canvas
+
+
+@drawn(
+    "fig:content",
+    "content",
+    "A quorum of worlds without any one record. (a) The share of the gain that is kept. (b) Dissent, and the share of "
+    "votes that are replaced. Quorum 0 is none. Bars: one standard error over passages, most of it common to points.",
+)
+def content(result: Result) -> Canvas:
+    canvas = _canvas(6.4, 2.7)
+    left, right = canvas.subplots(1, 2)
+    for decoder, colour, words in (("greedy", ORANGE, "greedy"), ("gumbel", BLUE, "coupled Gumbel")):
+        rows = [{**row, "x": x} for x, row in enumerate(result.select(part="text", decoder=decoder, collection=1))]
+        for end, line, name in (
+            ("at_32", "-", "2⁻³²"),
+            ("plurality", ":", "plurality"),
+            ("noiseless", "--", "no noise"),
+        ):
+            if all(row[f"retained_gain_{end}"] is not None for row in rows):  # without a gain there is no share of it
+                points = _points(rows, "x", f"retained_gain_{end}")
+                left.errorbar(*points, color=colour, ls=line, marker="o", label=f"{words}, {name}")
+        for column, line in (("dissent", "-"), ("replaced", "--")):
+            right.errorbar(*_points(rows, "x", column), color=colour, ls=line, marker="o", label=f"{words}, {column}")
+    for axes, title in ((left, "(a) share of the gain kept"), (right, "(b) dissent and replaced votes")):
+        axes.set_xticks([row["x"] for row in rows], [str(row["quorum"]) for row in rows])
+        axes.set_xlabel("quorum q")
+        axes.set_title(title, loc="left")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{round(100 * value, 1):g}%")
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(fontsize=6)
     return canvas
 
 
@@ -428,6 +459,45 @@ def student(result: Result) -> Canvas:
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     canvas.legend(loc="outside lower center", ncols=3, fontsize=7)
     return canvas
+
+
+@drawn(
+    "fig:temperature",
+    "temperature",
+    "Adaptive temperature against one temperature everywhere (line, τ at its points), by the share of votes "
+    "that are not those of τ = 1. (a) Dissent. (b) Lead over the public model at the same temperatures, in percentage "
+    "points. Bars: one standard error over passages.",
+)
+def temperature(result: Result) -> Canvas:
+    canvas = _canvas(6.6, 2.9)
+    panels = canvas.subplots(1, 2)
+    lines = (("dissent", BLUE, "fixed"), ("noiseless", GREEN, "fixed, no noise"), ("at_32", ORANGE, "fixed, 2⁻³²"))
+    adaptive = result.select(kind="adaptive", collection=1)
+    looks = dict(zip((row["rule"] for row in adaptive), "xP*D", strict=True))
+    for name, colour, words in lines:
+        axes = panels[int(name != "dissent")]
+        error = "dissent_stderr" if name == "dissent" else f"accuracy_{name}_stderr"
+        rows = [{**row, "y": _height(row, name)} for row in result.select(collection=1)]
+        fixed = [row for row in rows if row["kind"] == "fixed"]
+        axes.errorbar(*_points(fixed, "distance", "y", error), color=colour, marker="o", capsize=2, label=words)
+        for row in rows[len(fixed) :]:
+            label = row["rule"] if name == "dissent" else None
+            axes.plot(row["distance"], row["y"], looks[row["rule"]], color=colour, ls="none", label=label)
+    for row in result.select(kind="fixed", collection=1):
+        near = (row["distance"], row["dissent"])
+        panels[0].annotate(f"{row['temperature']:g}", near, (2, 4), textcoords="offset points")
+    for axes, title in zip(panels, ("(a) dissent", "(b) lead over the public model"), strict=True):
+        axes.set_title(title, loc="left")
+        axes.set_xlabel("votes changed")
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{round(100 * value, 1):g}%")
+        axes.legend(fontsize=6)
+    return canvas
+
+
+def _height(row: Row, name: str) -> float:
+    height: float = row["dissent"] if name == "dissent" else row[f"accuracy_{name}"] - row["accuracy_public"]
+    return height
 
 
 @drawn(

@@ -565,6 +565,31 @@ _TABLES = (
         notes=rows.own_notes,
     ),
     rows_table(
+        "tab:temperature",
+        "temperature",
+        "Adaptive temperature: at each of {positions:,} positions the largest τ of the ladder at which at most so many "
+        "worlds dissent from the plurality, or else the first or last τ, beside one τ everywhere; coupled Gumbel, the "
+        "same coins. Distance: share of votes that are not those of τ = 1. Differences are to fixed τ at an equal "
+        "distance (two mixed by a public coin): of dissent and of the lead over the public model in percentage "
+        "points. Errors are over passages.",
+        (
+            Column("rule", "{rule}{of_collection}"),
+            Column("mean τ", "temperature", ".2f"),
+            Column("distance", "distance ±", ".1%"),
+            Column("dissent", "dissent ±", ".1%"),
+            Column("less fixed", "dissent_change ±", "+.1%"),
+            Column("accuracy, public", "accuracy_public", ".1%"),
+            Column("accuracy, 2^-32", "accuracy_at_32 ±", ".1%"),
+            Column("kept, no noise", "retained_gain_noiseless ±", ".0%"),
+            Column("kept, plurality", "retained_gain_plurality ±", ".0%"),
+            Column("kept, 2^-32", "retained_gain_at_32 ±", ".0%"),
+            Column("kept less fixed, 2^-32", "kept_change_at_32 ±", "+.1%"),
+            Column("lead less fixed, no noise", "lead_change_noiseless ±", "+.2%"),
+            Column("lead less fixed, 2^-32", "lead_change_at_32 ±", "+.2%"),
+        ),
+        notes=rows.own_notes,
+    ),
+    rows_table(
         "tab:content",
         "content",
         "A quorum: a vote is released only if, for every one of {records:,} records, at least so many worlds without "
@@ -592,7 +617,7 @@ _TABLES = (
         "tab:content-canaries",
         "content",
         "Forced canaries under a quorum: exactly the worlds that hold one vote for its payload, the others alike or as "
-        "they did; one token at {budget} under a uniform belief. Lacking: trials in which neither enough worlds "
+        "they did; one token at 2^-16 under a uniform belief. Lacking: trials in which neither enough worlds "
         "without the canary nor the public model vote for the payload (quorum 0: none at all). Can be emitted: with "
         "some secret and some noise.",
         (

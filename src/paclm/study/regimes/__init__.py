@@ -19,6 +19,7 @@ NAMES = (  # in the order of the paper, then what goes past it
         "coupling",
         "worlds",
         "tokens_only",
+        "temperature",
         "content",
         "universe",
         "meter",

@@ -85,8 +85,8 @@ def trigger_votes(engine: Engine, canary: Canary, draws: int, temperature: float
         drawn = torch.from_numpy(np.stack([coins.gumbel(support.shape[1]) for _ in range(n)])).float()
         votes = coupled_votes(logits.expand(n, -1, -1), support.expand(n, -1), drawn.to(logits.device), temperature)
         cast.append(votes.cpu().numpy())
-    votes = np.concatenate(cast)
-    return TriggerVotes(support[0].cpu().numpy(), votes[:, :-1], votes[:, -1])
+    every = np.concatenate(cast)  # (n, W)
+    return TriggerVotes(support[0].cpu().numpy(), every[:, :-1], every[:, -1])
 
 
 def force_votes(votes: IntArray, is_member: BoolArray, payload: int, *, others_agree: bool) -> IntArray:
