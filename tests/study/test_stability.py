@@ -9,6 +9,7 @@ from scipy.stats import norm
 
 from paclm.errors import UnsoundState
 from paclm.privacy.belief import Release
+from paclm.privacy.leak import leak_by_entropy
 from paclm.privacy.releases import RULES, Rule
 from paclm.study import figures
 from paclm.study.decoding import GREEDY
@@ -17,6 +18,7 @@ from paclm.study.recorded_votes import TextVotes
 from paclm.study.regimes import census, cost, flatness, forgetting, releases
 from paclm.study.results import Result, plain
 from paclm.study.run import run_regime
+from paclm.study.streams import play_sessions
 from study.small_lab import open_lab
 
 SCALES = {
@@ -136,6 +138,26 @@ def test_charging_dissent_only_makes_a_budget_last_longer_and_secret_free_releas
     assert row["charged_every_token"] == pytest.approx(40 * 2.0**-32)
     assert row["can_tell_nats"] == pytest.approx(row["charged_dissent"])
     assert results[releases].one(release="gaussian", budget="2^-4")["tokens_until_every_token"] == 0
+
+
+def test_one_model_in_place_of_all_worlds_costs_zero_nats_under_every_release(lab, results):
+    votes = lab.gumbel_votes(60, 2)
+    for name, column in releases.MODELS.items():
+        row = results[releases].one(release=name)
+        assert row["leaked_nats"] == row["leaked_nats_by_truth"] == row["can_tell_nats"] == row["dissent"] == 0.0
+        assert row["charged_every_token"] == row["charged_dissent"] == row["world_rate"] - row["world_bound"] == 0.0
+        assert row["accuracy"] == (votes.column(column) == votes.truth).mean() == row[f"accuracy_{column}"]
+        copies = replace(votes, votes=np.repeat(votes.column(column)[:, None], votes.num_worlds, axis=1))
+        assert {leak_at(lab, copies, rule) for rule in RULES.values()} == {0.0}
+        other = copies.votes.copy()
+        other[:, 0] += 1  # a single world that differs
+        assert leak_at(lab, replace(copies, votes=other), RULES["gaussian"]) > 0.0
+    assert "every record is a member" in " ".join(results[releases].notes)
+
+
+def leak_at(lab, votes, rule):
+    """Nats that sessions at 2^-4 tell about the world, by the entropy of the beliefs."""
+    return leak_by_entropy(np.concatenate([s.beliefs for s in play_sessions(votes, rule, 2.0**-4, 4, 20, 0)])).mean
 
 
 def test_the_tracking_curator_tells_what_it_charges_and_the_forgetting_one_something_else(results):

@@ -17,7 +17,7 @@ from paclm.study.regimes.knowledge import OTHERS
 from paclm.study.regimes.releases import TARGET
 from paclm.study.results import Result, Row
 from paclm.study.table import Table, TableData
-from paclm.study.table_rows import dp_promise, first_worlds
+from paclm.study.table_rows import dp_promise, first_worlds, only_releases
 
 
 def _setup(results: Mapping[str, Result]) -> TableData:
@@ -184,7 +184,7 @@ def _dp(results: Mapping[str, Result]) -> TableData:
         row |= {**endless, "retained_gain": kept}
     rows[1]["training_seconds"] = first.get("full_training_seconds")
     rows += [{**row, **endless, "method": f"dp:{row['epsilon']:g}", "promise": dp_promise(row)} for row in own]
-    for row in results["releases"].select(collection=1) if "releases" in results else ():
+    for row in only_releases(results["releases"]) if "releases" in results else ():
         if row["budget"] not in (None, "2^-32"):
             continue
         promised = {"promise": "which half was used", "method": row["release"], **endless, "mia_bound": 0.5}

@@ -20,6 +20,7 @@ from paclm.study.regimes.depth import in_points
 from paclm.study.regimes.knowledge import OTHERS
 from paclm.study.regimes.student import NO_NOISE
 from paclm.study.results import Result, Row
+from paclm.study.table_rows import only_releases
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
@@ -346,8 +347,9 @@ def pmixed(result: Result) -> Canvas:
 def releases(result: Result) -> Canvas:
     canvas = _canvas(4.6, 2.9)
     axes = canvas.subplots()
-    for name, (color, marker) in looks_of(row["release"] for row in result.rows).items():
-        rows = [row for row in result.select(collection=1, release=name) if row["retained_gain"] is not None]
+    shown = [row for row in only_releases(result) if row["retained_gain"] is not None]
+    for name, (color, marker) in looks_of(row["release"] for row in shown).items():
+        rows = [row for row in shown if row["release"] == name]
         if not rows:
             continue
         leaks, gains, errors = _points(rows, "can_tell_nats", "retained_gain")

@@ -11,7 +11,7 @@ from paclm.study.expectation import IN_EXPECTATION
 from paclm.study.leak_tests import FALSE_ALARMS
 from paclm.study.paper_numbers import SPREAD_OF_RATIO
 from paclm.study.regimes.depth import in_points
-from paclm.study.regimes.releases import RARE
+from paclm.study.regimes.releases import MODELS, RARE, SAME_FOR_ALL
 from paclm.study.regimes.sessions import spread_of_ratio
 from paclm.study.results import Result, Row
 
@@ -33,7 +33,7 @@ def first_worlds(origin: Mapping[str, Any]) -> str | None:
 
 def notes_of_releases(result: Result) -> Sequence[str]:
     """In today's words, and of expectations only where the result has them."""
-    return [*(note for note in result.notes if note == IN_EXPECTATION), RARE]
+    return [*(note for note in result.notes if note == IN_EXPECTATION), RARE, SAME_FOR_ALL]
 
 
 def _heading(name: str, row: Row) -> str:
@@ -134,24 +134,31 @@ def by_arithmetic(result: Result) -> list[Row]:
 
 
 def with_end(result: Result) -> list[Row]:
-    """A release that never reads the secret uses up no budget; no release promises anything about the corpus."""
+    """What never reads the secret uses up no budget; no release promises anything about the corpus."""
     endless = dict.fromkeys(("tokens_until_every_token", "tokens_until_dissent"), "no end")
     rows = [row if row["reads_secret"] else {**row, **endless} for row in result.rows]
-    return [{"corpus": "nothing", **row} for row in rows]
+    return [{"corpus": "no record is read" if row["release"] == "public model" else "nothing", **row} for row in rows]
 
 
 def with_plain_adapters(results: Mapping[str, Result]) -> Result:
-    """`releases` with rows for the full-corpus adapter and for DP adapters, which are the same for every world."""
+    """`releases` with rows for DP adapters, which are the same for every world as the full-corpus adapter is."""
     result = results["releases"]
     nothing = dict.fromkeys(("leaked_nats", "leaked_nats_by_truth", "can_tell_nats"), 0.0)
     nothing |= dict.fromkeys(("charged_every_token", "charged_dissent"), 0.0)
     same = {"collection": 1, "reads_secret": False, "budget": None, **nothing}
     first = result.select(collection=1)[0]
-    rows = [{**same, "release": "full corpus", "accuracy": first["accuracy_full"], "retained_gain": 1.0}]
+    rows: list[Row] = []
+    if not result.select(release="full corpus"):  # results of before it had rows of its own
+        rows = [{**same, "release": "full corpus", "accuracy": first["accuracy_full"], "retained_gain": 1.0}]
     for row in results["dp"].select(collection=1, decoder="gumbel") if "dp" in results else ():
         shown = {name: row[name] for name in row if name.startswith(("accuracy", "retained_gain"))}
         rows.append({**same, **shown, "release": f"dp:{row['epsilon']:g}", "corpus": dp_promise(row)})
     return replace(result, rows=[*result.rows, *rows])
+
+
+def only_releases(result: Result) -> list[Row]:
+    """Rows of `releases` without those of single models."""
+    return [row for row in result.select(collection=1) if row["release"] not in MODELS]
 
 
 def dp_promise(row: Row) -> str:

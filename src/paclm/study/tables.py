@@ -390,9 +390,9 @@ _TABLES = (
         "leak (computed for channel, an upper bound for gaussian, what the release declares for others; mean and error "
         "are over sessions). Last columns: "
         f"tokens until a total that bounds membership inference at {TARGET:.0%} is used up (under dissent: expected at "
-        "the rate seen here), and what is promised about whether a record is in the corpus at all. The full-corpus "
-        "adapter and DP adapters are the same for every world and leak nothing about which was realized; those of dp "
-        "are scored at all positions, without sessions.",
+        "the rate seen here), and what is promised about whether a record is in the corpus at all. Public model, "
+        "full corpus and DP adapters are the same for every world and leak nothing about which was realized; those of "
+        "dp are scored at all positions, without sessions.",
         (
             Column("release", "{release}{of_collection}"),
             Column("b", "{budget}"),

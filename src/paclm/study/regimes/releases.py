@@ -3,12 +3,15 @@
 Accuracy and retained gain are teacher-forced, on recorded coupled-Gumbel votes of the test text, in expectation over
 secret and noise, as in `accuracy`. The leak is of sessions on the same votes, a persistent secret each. A charge
 changes the ledger and never what is released, so each release is played once and charged both ways.
+
+Beside the releases stand two models that are the same for every secret, as m copies of one world: the public model and
+the adapter on all records. Copies never dissent, so the accounting finds zero nats for both.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -37,6 +40,14 @@ RARE = (
     "rough and their errors too small. Each term of Σ I is computed; its mean over these sessions is a sample mean, "
     "with the error shown."
 )
+MODELS = {"public model": "public", "full corpus": "full"}
+"""What is the same for every secret, and the column of its votes."""
+SAME_FOR_ALL = (
+    "Public model and full corpus are one model in place of every world. No worlds differ, so no token says anything "
+    "about the secret, which costs zero nats. Of the public model that is all: it reads no record. Of the full corpus "
+    "it is a property of the accounting and no privacy of the records: what is promised is about which half of them is "
+    "the secret one, and here every record is a member."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +71,18 @@ def run(lab: Lab, scale: ReleasesScale) -> Findings:
         name = f"releases-{rule.name}-{format_budget(per_token)}"
         rows += parts.rows(name, partial(_rows, lab, scale, votes, expected, paper, rule, per_token))
         advance(1)
-    return Findings(rows, [IN_EXPECTATION, RARE])
+    for model in MODELS:
+        name = f"releases-{model.replace(' ', '-')}"
+        rows += parts.rows(name, partial(_one_model, lab, scale, votes, paper, model))
+    return Findings(rows, [IN_EXPECTATION, RARE, SAME_FOR_ALL])
+
+
+def _one_model(lab: Lab, scale: ReleasesScale, votes: TextVotes, paper: FloatArray, model: str) -> list[Row]:
+    """One model in place of every world. Where all agree, every release gives their vote; none of them is charged."""
+    column = votes.column(MODELS[model])
+    copies = replace(votes, votes=np.repeat(column[:, None], votes.num_worlds, axis=1))
+    rows = _rows(lab, scale, copies, ExpectedReleases(copies), paper, RULES["plurality"], BUDGETS[0])
+    return [{**row, "release": model} for row in rows]
 
 
 def _play(lab: Lab, scale: ReleasesScale, votes: TextVotes, rule: Rule, per_token: float) -> list[RecordedStream]:
