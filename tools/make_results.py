@@ -3,19 +3,19 @@
     python tools/make_results.py              # the two pages and the figures
     python tools/make_results.py --all DIR    # every table as Markdown, CSV and LaTeX, every figure as SVG and PDF
 
-The text is tools/results_page/results.md.j2. Every number in it is an expression over the results, and every claim that
-data could contradict is a block that raises `Overturned` once the data do. A test fails when a page is out of date.
+The text is tools/results_page/results.md.j2 and, of regimes, tools/results_page/sections. A regime without a section
+there is shown by its own summary; one without a result is left out. Every number is an expression over the results. A
+test fails when a page is out of date.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,61 +25,45 @@ import jinja2
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent / "gpu"))
 
-import paper_options
 from paclm.privacy.bounds import round_up
 from paclm.study.figure import save_figure
 from paclm.study.figures import all_figures
-from paclm.study.paper_numbers import ACCURACY_STDERR, PAPER
-from paclm.study.regimes.releases import TARGET
+from paclm.study.paper_numbers import PAPER
+from paclm.study.regimes import NAMES, regime_named
 from paclm.study.table import file_name_of, to_csv, to_latex, to_markdown
-from results_page.evaluation import TIGHT, Evaluation
-from results_page.questions import QUESTIONS
+from results_page import claims, layout
+from results_page.evaluation import MAIN, Evaluation, pool_collections
+from results_page.headlines import changes, reasons
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "research" / "results.md"
 TABLES = PAGE.with_name("tables.md")
 RESULTS = PAGE.with_name("results")
-STUDIES = ("wiki", "cables", "wikitext", "collections", "earlier_wiki", "earlier_cables")
-"""Folders of it, which are also their names in the template: two corpora, another test text for the worlds of the
-first, two collections of fewer worlds, and an earlier training of the same worlds."""
-TEMPLATE = Path(__file__).parent / "results_page" / "results.md.j2"
-ALARM = 0.01
-"""Probability of a false alarm over all tests of attacks together."""
-
-
-class Overturned(Exception):
-    """The results contradict a claim of the template."""
-
-
-def holds(condition: bool, caller: Callable[[], str]) -> str:
-    """The block's text if the condition is true; else an error."""
-    if not condition:
-        raise Overturned(f"The results contradict this block of {TEMPLATE.name}; rewrite it: {caller().strip()!r}")
-    return caller()
-
+TEMPLATES = Path(__file__).parent / "results_page"
+MOST_LINES = 12
+"""Of the summary of a regime without a section of its own."""
 
 FILTERS: dict[str, Callable[..., Any]] = {
-    **{name: QUESTIONS[name] for name in ("leak_gap", "agrees_less", "above_chance", "over_public", "other_votes")},
     "percent": lambda value, digits=0: f"{value:.{digits}%}",
     "bound": lambda value, digits: round_up(value, digits),
-    "percent_up": lambda value, digits=0: f"{round_up(100 * value, digits)}%",
     "inverse": lambda value: 1.0 / value,
-    "points": lambda value, digits=2: f"{100 * value:.{digits}f}".replace("-", "−"),
     "number": lambda value, digits=0: f"{value:,.{digits}f}",
-    "figures": lambda value, digits=3: f"{value:.{digits}g}",
     "minutes": lambda seconds, digits=0: f"{seconds / 60:.{digits}f}",
-    "hours": lambda seconds, digits=1: f"{seconds / 3600:.{digits}f}",
-    "millions": lambda value, digits=2: f"{value / 1e6:.{digits}f}",
-    "exp": math.exp,
-    "names": lambda names: ", ".join(f"`{name}`" for name in names),
 }
 
 
+def find_studies(folder: Path = RESULTS) -> list[Evaluation]:
+    """Every evaluation of the folder, the two corpora first."""
+    names = {path.parent.parent.name for path in folder.glob("*/results/*.json")}
+    ordered = sorted(names, key=lambda name: (name not in MAIN, MAIN[0] not in name, name))
+    return [Evaluation(folder / name) for name in ordered]
+
+
 @cache
-def template() -> jinja2.Template:
-    """The page, compiled once."""
+def templates() -> jinja2.Environment:
+    """The page and its sections, compiled once."""
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATE.parent),
+        loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=False,  # Markdown
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -87,60 +71,96 @@ def template() -> jinja2.Template:
         keep_trailing_newline=True,
     )
     environment.filters |= FILTERS
-    return environment.get_template(TEMPLATE.name)
+    return environment
 
 
 def render(folder: Path = RESULTS) -> str:
     """The page of results."""
-    return template().render(
-        **{name: Evaluation(folder / name) for name in STUDIES},
-        search=json.loads((folder / "dp-search.json").read_text(encoding="utf-8")),
-        size=paper_options.PAPER,
-        stages=paper_options.PAPER_STAGES,
-        **QUESTIONS,
-        holds=holds,
-        tight_charge=TIGHT,
-        paper_accuracy_error=ACCURACY_STDERR,
-        paper_capacity={key[-1]: numbers for key, numbers in PAPER["tab:capacity"].rows.items()},
-        alarm=ALARM,
-        target=TARGET,
+    studies = find_studies(folder)
+    mains = [study for study in studies if study.folder.name in MAIN]
+    earlier = json.loads((folder / "earlier.json").read_text(encoding="utf-8"))
+    changed = changes(mains, earlier)
+    text = (
+        templates()
+        .get_template("results.md.j2")
+        .render(
+            studies=studies,
+            mains=mains,
+            sections=sections(studies, mains),
+            written=written(),
+            changed=changed,
+            reasons=reasons(changed, mains, earlier),
+            search=json.loads((folder / "dp-search.json").read_text(encoding="utf-8")),
+            section_of=lambda regime: f"sections/{regime}.md.j2",
+            title_of=lambda regime: regime_named(regime).title,
+            question_of=lambda regime: regime_named(regime).question,
+            by_guessing=lambda study: 1.0 / study.origin["worlds"],
+            broken_promises=claims.broken_promises,
+            paper_capacity=PAPER["tab:capacity"].rows,
+            paper_cost=PAPER["tab:cost"].rows[(1,)],
+            cuts=layout.cuts_table(studies),
+            pooled=[pooled for study in mains if (pooled := pool_collections(study, studies))],
+            alarm=claims.ALARM,
+            most_lines=MOST_LINES,
+            **{name: getattr(layout, name) for name in layout.__all__},
+        )
     )
+    return squeeze(text)
 
 
-def render_tables(page: str, folder: Path = RESULTS) -> str:
-    """The tables that the page links to without showing them."""
-    lines = [
-        "# More tables",
-        "",
-        "Tables that [the results](results.md) link to. Written by `tools/make_results.py`.",
-        "",
-    ]
-    for name in STUDIES:
-        study = Evaluation(folder / name)
-        for label in study.tables:
-            if study.link(label) in page:
-                lines += [f"## {name}: `{label}`", "", to_markdown(study.tables[label]).strip(), ""]
-    return "\n".join(lines)
+def sections(studies: Sequence[Evaluation], mains: Sequence[Evaluation]) -> list[tuple[str, list[Evaluation]]]:
+    """Every regime with a result, and the evaluations that its section shows: the two corpora if they have it."""
+    found = []
+    for name in NAMES:
+        having = [study for study in mains if name in study.results]
+        having = having or [study for study in studies if name in study.results]
+        if having:
+            found.append((name, having))
+    return found
+
+
+def written() -> list[str]:
+    """The regimes that have a section of their own; others are shown by their summaries."""
+    return sorted(path.name.split(".")[0] for path in (TEMPLATES / "sections").iterdir())
+
+
+def squeeze(text: str) -> str:
+    """Without trailing spaces and runs of empty lines, which absent parts leave."""
+    lines: list[str] = []
+    for line in map(str.rstrip, text.split("\n")):
+        if line or (lines and lines[-1]):
+            lines.append(line)
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def render_tables(folder: Path = RESULTS) -> str:
+    """All tables of all evaluations."""
+    lines = ["# All tables", "", "Behind [the results](results.md). Written by `tools/make_results.py`.", ""]
+    for study in find_studies(folder):
+        for label, data in study.tables.items():
+            lines += [f"## {study.folder.name}: `{label}`", "", to_markdown(data).strip(), ""]
+    search = json.loads((folder / "dp-search.json").read_text(encoding="utf-8"))
+    lines += ["## The search for settings of DP-SGD", "", layout.search_table(search), ""]
+    return "\n".join([*lines, "## The commands in full", "", layout.command_list(find_studies(folder)), ""])
 
 
 def write_figures(page: str, folder: Path = RESULTS) -> None:
     """Draw the figures that the page shows, and remove the others."""
-    for name in STUDIES:
-        shutil.rmtree(folder / name / "figures", ignore_errors=True)
-        results = Evaluation(folder / name).results
+    for study in find_studies(folder):
+        shutil.rmtree(study.folder / "figures", ignore_errors=True)
         for figure in all_figures():
-            target = folder / name / "figures" / f"{figure.file_name}.svg"
+            target = study.folder / "figures" / f"{figure.file_name}.svg"
             if f"]({target.relative_to(folder.parent)})" in page:
                 target.parent.mkdir(exist_ok=True)
                 with tempfile.TemporaryDirectory() as drawn:
-                    save_figure(figure, results, Path(drawn))
+                    save_figure(figure, study.results, Path(drawn))
                     target.write_bytes(Path(drawn, target.name).read_bytes())
 
 
 def write_everything(out: Path, folder: Path = RESULTS) -> None:
     """Every table and figure that the results allow, in every format."""
-    for name in STUDIES:
-        study, place = Evaluation(folder / name), out / name
+    for study in find_studies(folder):
+        place = out / study.folder.name
         place.mkdir(parents=True, exist_ok=True)
         for label, data in study.tables.items():
             texts = {"md": to_markdown(data), "csv": to_csv(data), "tex": to_latex(data, label)}
@@ -161,7 +181,7 @@ def main() -> None:
         return
     page = render()
     PAGE.write_text(page, encoding="utf-8")
-    TABLES.write_text(render_tables(page), encoding="utf-8")
+    TABLES.write_text(render_tables(), encoding="utf-8")
     write_figures(page)
     print(f"{PAGE.relative_to(ROOT)}, {TABLES.relative_to(ROOT)}")
 
