@@ -22,7 +22,7 @@ STAGES = {
     1: ("precision", "accuracy", "census", "flatness", "releases", "forgetting", "tokens_only", "cost"),
     2: ("sessions", "sweep", "generation", "ablation", "canaries"),
     3: ("pmixed",),
-    4: ("worlds", "coupling", "universe", "capacity"),
+    4: ("worlds", "coupling", "universe", "capacity", "chosen_prompts"),
     5: ("accuracy", "census", "flatness", "releases"),
     6: ("depth",),
 }

@@ -93,9 +93,9 @@ def broken_bounds(evidence: LeakEvidence, runs: int = 1) -> list[str]:
     most = float(budget.max()) + _ROUNDING
     declares_more = float(declared.mean()) > float(budget.mean()) * (1.0 + _ROUNDING) or float(declared.max()) > most
     found = {
-        "budget": declares_more or is_alarm(_p_of_excess(leaked - budget, most)),
-        "declared": not declares_more and is_alarm(_p_of_excess(leaked - declared, most)),
-        "belief": is_alarm(_p_of_gap(gap)) or is_alarm(_p_of_excess(agreeing - known, 1.0)),
+        "budget": declares_more or is_alarm(p_of_excess(leaked - budget, most)),
+        "declared": not declares_more and is_alarm(p_of_excess(leaked - declared, most)),
+        "belief": is_alarm(_p_of_gap(gap)) or is_alarm(p_of_excess(agreeing - known, 1.0)),
         "world_id_bound": any(is_alarm(_p_of_chances(chances, world_id_bound)) for chances in (named, agreeing)),
     }
     return [name for name, is_broken in found.items() if is_broken]
@@ -106,7 +106,7 @@ def _p_of_gap(gap: Gap) -> float:
     return 1.0 if gap.nats <= 0.0 else math.exp(min(0.0, float((gap.cumulants - _TILTS * gap.nats).min())))
 
 
-def _p_of_excess(excess: FloatArray, most: float) -> float:
+def p_of_excess(excess: FloatArray, most: float) -> float:
     """Bound on the probability of such excesses (n,), each at least −most, if none is expected above 0.
 
     Betting e-value: the wealth is multiplied by 1 + share · excess ÷ most for each secret, averaged over shares; by
@@ -162,6 +162,19 @@ def describe_broken_bounds(
 def is_violation(p: float, tests: int, false_alarms: float = FALSE_ALARMS) -> bool:
     """Whether a p-value is significant among so many tests."""
     return p < false_alarms / tests
+
+
+def holm(p_values: Sequence[float], false_alarms: float = FALSE_ALARMS) -> list[bool]:
+    """Which of several tests reject, by Holm's step-down: any false rejection has at most this probability.
+
+    The tests may depend on one another.
+    """
+    order, rejected = np.argsort(p_values), [False] * len(p_values)
+    for done, index in enumerate(order.tolist()):
+        if p_values[index] > false_alarms / (len(p_values) - done):
+            break
+        rejected[index] = True
+    return rejected
 
 
 def p_of_hits(hits: int, trials: int, bound: float) -> float:

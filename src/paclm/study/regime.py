@@ -80,6 +80,8 @@ def scale_in_words(scale: Mapping[str, Any]) -> str:
 
 
 def _value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"({scale_in_words(value)})"
     if isinstance(value, list | tuple):
         shown = list(value) if len(value) <= 8 else [*value[:2], "…", value[-1]]
         return " / ".join(_value(inner) for inner in shown)

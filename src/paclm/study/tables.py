@@ -659,6 +659,36 @@ _TABLES = (
         ),
     ),
     rows_table(
+        "tab:chosen-prompts",
+        "chosen_prompts",
+        "Prompts chosen to find out whether one record was used: leak as a share of the charge, and how often the "
+        "membership is guessed. Errors are over records; the worst record is chosen on one half of the sessions and "
+        "measured on the other.",
+        (
+            Column("target", "{target}{of_collection}"),
+            Column("attacker", "{attacker}"),
+            Column("prompts", "{pool}, {choice}"),
+            Column("release", "{released}"),
+            Column("b", "{budget}"),
+            Column("tokens", "tokens", ",d"),
+            Column("leak about the record ÷ charge", "record_over_charged ±", ".2%"),
+            Column("worst record", "worst_over_charged ±", ".1%"),
+            Column("leak about the world ÷ charge", "secret_over_charged ±", ".1%"),
+            Column("guessed right", "membership_expected ±", ".4f"),
+            Column("worst record", "worst_membership_rate ±", ".3f"),
+            Column("bound", "membership_bound", ".4f", is_bound=True),
+        ),
+        lambda result: [{**row, "released": row["broken"] or "gaussian"} for row in result.rows if row["is_last"]],
+        (
+            "belief: knows the curator's belief and every vote before asking, an upper envelope. tokens: sees tokens on "
+            "greedy votes; the leaks of these rows are lower bounds, reached by an attack that can be carried out.",
+            "all records: prefixes of training records and canaries. forced votes: exactly the worlds with the record "
+            "vote for something. random: no choice, and most prompts are unanimous.",
+            "Guessed right: the curator's belief in the guess, whose mean is the success rate. Rows of a broken "
+            "mechanism must exceed their bounds; they are computed at the budget that it claims.",
+        ),
+    ),
+    rows_table(
         "tab:universe",
         "universe",
         "Is a record in the corpus at all? {members} members against {others} held-out records. The guarantee does not "

@@ -37,24 +37,42 @@ def token_belief(
         raise InvalidInput(f"There must be one token per row of votes, not {tokens.shape} for {votes.shape}.")
     if not 0.0 < per_token < math.inf or particles < 1:
         raise InvalidInput(f"The filter needs a finite budget and a particle, not {per_token!r} and {particles!r}.")
-    beliefs = np.tile(uniform_belief(votes.shape[1]), (particles, 1))  # (N, m)
-    log_weights = np.zeros(particles)
+    attacker = TokenFilter(votes.shape[1], per_token, rng, particles)
     for row, token in zip(votes, tokens.tolist(), strict=True):
-        candidates, choice = np.unique(row, return_inverse=True)  # (a,), (m,)
+        attacker.see(row, token)
+    return attacker.log_belief()
+
+
+class TokenFilter:
+    """The attacker's particles, token by token: for one who chooses the next prompt by what he believes."""
+
+    def __init__(self, num_worlds: int, per_token: float, rng: np.random.Generator, particles: int = PARTICLES) -> None:
+        self._per_token, self._rng = per_token, rng
+        self._beliefs = np.tile(uniform_belief(num_worlds), (particles, 1))  # (N, m)
+        self._log_weights = np.zeros(particles)
+
+    def see(self, votes: IntArray, token: int) -> None:
+        """One released token, and the votes (m,) that all worlds had cast."""
+        candidates, choice = np.unique(votes, return_inverse=True)  # (a,), (m,)
         if candidates.size == 1:
-            continue
+            return
         index = int(candidates.searchsorted(token))
         step = _pair_step if candidates.size == 2 else _step
-        fit, log_likelihood = step(np.exp(beliefs) @ np.eye(candidates.size)[choice], index, per_token, rng)
-        if not np.isfinite(log_weights + fit).any():  # no particle explains the token: skip this step
-            continue
-        beliefs = beliefs + log_likelihood[:, choice]
+        mass = np.exp(self._beliefs) @ np.eye(candidates.size)[choice]
+        fit, log_likelihood = step(mass, index, self._per_token, self._rng)
+        if not np.isfinite(self._log_weights + fit).any():  # no particle explains the token: skip this step
+            return
+        beliefs = self._beliefs + log_likelihood[:, choice]
         beliefs -= logsumexp(beliefs, axis=1, keepdims=True)
-        beliefs, log_weights = _resampled(beliefs, log_weights + fit, rng)
-    joint = beliefs + (log_weights - logsumexp(log_weights))[:, None]  # (N, m)
-    doubt = _DOUBT / particles  # few histories can all be certain of a wrong world, so q keeps some mass elsewhere
-    log_q: FloatArray = np.logaddexp(logsumexp(joint, axis=0) + math.log1p(-doubt), math.log(doubt / votes.shape[1]))
-    return log_q
+        self._beliefs, self._log_weights = _resampled(beliefs, self._log_weights + fit, self._rng)
+
+    def log_belief(self) -> FloatArray:
+        """log q(s | tokens so far), (m,)."""
+        particles, num_worlds = self._beliefs.shape
+        joint = self._beliefs + (self._log_weights - logsumexp(self._log_weights))[:, None]  # (N, m)
+        doubt = _DOUBT / particles  # few histories can all be certain of a wrong world: q keeps some mass elsewhere
+        log_q: FloatArray = np.logaddexp(logsumexp(joint, axis=0) + math.log1p(-doubt), math.log(doubt / num_worlds))
+        return log_q
 
 
 def _pair_step(

@@ -21,6 +21,7 @@ NAMES = (  # in the order of the paper, then what goes past it
         "tokens_only",
         "temperature",
         "content",
+        "chosen_prompts",
         "universe",
         "meter",
         "choices",
