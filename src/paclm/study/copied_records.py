@@ -45,7 +45,7 @@ class Questioned:
 
 
 @dataclass(frozen=True, slots=True)
-class _Text:
+class _CopiedText:
     kind: str
     tokens: list[int]
     rows: BoolArray  # (copies, m) the worlds of each copy
@@ -75,7 +75,7 @@ def train_copies(lab: Lab, scale: CopiesScale) -> tuple[Engine, list[Questioned]
     return engine, [asked for text in texts for asked in _questions(text)]
 
 
-def _texts(lab: Lab, scale: CopiesScale) -> Iterator[_Text]:
+def _texts(lab: Lab, scale: CopiesScale) -> Iterator[_CopiedText]:
     """The corpus: other records, records of each kind, canaries."""
     from paclm.worlds.blocks import encode_texts
 
@@ -95,13 +95,13 @@ def _texts(lab: Lab, scale: CopiesScale) -> Iterator[_Text]:
     for kind, tokens in zip(kinds, encoded, strict=True):
         count = scale.copies if kind.endswith(("unit", "units")) else 1
         own = [next(rows)] * count if kind == "one unit" else [next(rows) for _ in range(count)]
-        yield _Text(kind if count == 1 else f"{count} copies, {kind}", tokens, np.stack(own))
+        yield _CopiedText(kind if count == 1 else f"{count} copies, {kind}", tokens, np.stack(own))
     for canary in planted:
         tokens = [*canary.trigger_ids, *canary.payload_ids]
-        yield _Text(f"planted, {scale.visits} visits", tokens, next(rows)[None], scale.visits)
+        yield _CopiedText(f"planted, {scale.visits} visits", tokens, next(rows)[None], scale.visits)
 
 
-def _questions(text: _Text) -> Iterator[Questioned]:
+def _questions(text: _CopiedText) -> Iterator[Questioned]:
     """Is the record (of copies with units of their own, the first one) in the world? Is any of them?"""
     if text.kind:
         yield Questioned(text.kind, text.tokens, text.rows[0])

@@ -675,13 +675,13 @@ _TABLES = (
             Column("worst record", "worst_over_charged ±", ".1%"),
             Column("leak about the world ÷ charge", "secret_over_charged ±", ".1%"),
             Column("guessed right", "membership_expected ±", ".4f"),
-            Column("worst record", "worst_membership_rate ±", ".3f"),
+            Column("worst record guessed", "worst_membership_rate ±", ".3f"),
             Column("bound", "membership_bound", ".4f", is_bound=True),
         ),
         lambda result: [{**row, "released": row["broken"] or "gaussian"} for row in result.rows if row["is_last"]],
         (
-            "belief: knows the curator's belief and every vote before asking, an upper envelope. tokens: sees tokens on "
-            "greedy votes; the leaks of these rows are lower bounds, reached by an attack that can be carried out.",
+            "belief: knows the curator's belief and every vote before asking, an upper envelope. tokens: sees tokens "
+            "on greedy votes; the leaks of these rows are lower bounds, reached by an attack that can be carried out.",
             "all records: prefixes of training records and canaries. forced votes: exactly the worlds with the record "
             "vote for something. random: no choice, and most prompts are unanimous.",
             "Guessed right: the curator's belief in the guess, whose mean is the success rate. Rows of a broken "

@@ -76,7 +76,7 @@ class ChosenPromptsScale:
     )
 
 
-class Target(NamedTuple):
+class AttackedRecord(NamedTuple):
     """One record under attack."""
 
     is_member: BoolArray  # (m,)
@@ -108,7 +108,7 @@ def run(lab: Lab, scale: ChosenPromptsScale) -> Findings:
     votes, passage, visits = found["votes"], found["passage"], found["visits"]
     is_inside = passage < len(visits)
     pools = {ALL: PromptPool.of(votes[is_inside]), HELD_OUT: PromptPool.of(votes[~is_inside])}
-    attackable = [Target(row, votes[passage == i]) for i, row in enumerate(found["membership"])]
+    attackable = [AttackedRecord(row, votes[passage == i]) for i, row in enumerate(found["membership"])]
     records = [attackable[i] for i in np.flatnonzero(found["is_attacked"])]
     canaries = {
         f"canary, less than {MANY_VISITS} visits": (visits > 0) & (visits < MANY_VISITS),
@@ -190,7 +190,7 @@ def _by_belief(
     lab: Lab,
     scale: ChosenPromptsScale,
     key: Row,
-    targets: Sequence[Target],
+    targets: Sequence[AttackedRecord],
     pools: dict[str, PromptPool],
     budget: Budget,
 ) -> list[Row]:
@@ -213,7 +213,7 @@ def _by_belief(
 
 
 def _by_tokens(
-    lab: Lab, scale: ChosenPromptsScale, targets: Sequence[Target], pool: PromptPool, budget: Budget
+    lab: Lab, scale: ChosenPromptsScale, targets: Sequence[AttackedRecord], pool: PromptPool, budget: Budget
 ) -> list[Row]:
     """Who sees tokens only: he asks by the belief that they gave him, and never learns R."""
     names = ("chosen_prompts", "tokens", budget)
@@ -251,7 +251,7 @@ def _copies(lab: Lab, scale: ChosenPromptsScale) -> list[Row]:
     pools, rows = {ALL: PromptPool.of(found["votes"])}, []
     for kind in dict.fromkeys(one.kind for one in asked):
         targets = [
-            Target(one.is_member, found["votes"][found["passage"] == texts.index(tuple(one.tokens))])
+            AttackedRecord(one.is_member, found["votes"][found["passage"] == texts.index(tuple(one.tokens))])
             for one in asked
             if one.kind == kind and not one.is_member.all()  # a text in every world is no question
         ]
@@ -262,7 +262,7 @@ def _copies(lab: Lab, scale: ChosenPromptsScale) -> list[Row]:
 
 
 def _attacked(
-    target: Target,
+    target: AttackedRecord,
     beliefs: FloatArray,
     guesses: FloatArray,
     secrets: IntArray,
