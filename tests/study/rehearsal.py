@@ -14,8 +14,8 @@ from paclm.study.regimes import (
     capacity,
     census,
     choices,
-    content,
     chosen_prompts,
+    content,
     controls,
     cost,
     coupling,
@@ -53,7 +53,6 @@ SCALES = {
     "choices": choices.ChoicesScale(
         records=6, tokens=20, stride=6, draws=1, choices=(2,), margins=(1.0,), words=3, sequences=12
     ),
-    "content": content.ContentScale(60, 2, 20, (1, 2)),
     "chosen_prompts": chosen_prompts.ChosenPromptsScale(
         records=4,
         tokens=20,
@@ -66,6 +65,7 @@ SCALES = {
         copies=CopiesScale(worlds=4, others=4, attacked=2, copies=2, canaries=2, visits=2, record_tokens=20),
         budgets=(chosen_prompts.Budget(2.0**-4, (1, 4)), chosen_prompts.Budget(2.0**-8, (2, 8))),
     ),
+    "content": content.ContentScale(60, 2, 20, (1, 2)),
     "controls": controls.ControlsScale(40, 2, 2, 1),
     "cost": cost.CostScale(60, 2, 2, (1, 2), contexts=(9,), commits=3),
     "coupling": coupling.CouplingScale(60, 2, 20),
