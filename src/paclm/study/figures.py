@@ -473,19 +473,16 @@ def student(result: Result) -> Canvas:
 def temperature(result: Result) -> Canvas:
     canvas = _canvas(6.6, 2.9)
     panels = canvas.subplots(1, 2)
-    lines = (("dissent", BLUE, "fixed"), ("noiseless", GREEN, "fixed, no noise"), ("at_32", ORANGE, "fixed, 2⁻³²"))
-    adaptive = result.select(kind="adaptive", collection=1)
+    lead = (("lead_noiseless", GREEN, "fixed, no noise"), ("lead_at_32", ORANGE, "fixed, 2⁻³²"))
+    fixed, adaptive = (result.select(kind=kind, collection=1) for kind in ("fixed", "adaptive"))
     looks = dict(zip((row["rule"] for row in adaptive), "xP*D", strict=True))
-    for name, colour, words in lines:
+    for name, colour, words in (("dissent", BLUE, "fixed"), *lead):
         axes = panels[int(name != "dissent")]
-        error = "dissent_stderr" if name == "dissent" else f"accuracy_{name}_stderr"
-        rows = [{**row, "y": _height(row, name)} for row in result.select(collection=1)]
-        fixed = [row for row in rows if row["kind"] == "fixed"]
-        axes.errorbar(*_points(fixed, "distance", "y", error), color=colour, marker="o", capsize=2, label=words)
-        for row in rows[len(fixed) :]:
+        axes.errorbar(*_points(fixed, "distance", name), color=colour, marker="o", capsize=2, label=words)
+        for row in adaptive:
             label = row["rule"] if name == "dissent" else None
-            axes.plot(row["distance"], row["y"], looks[row["rule"]], color=colour, ls="none", label=label)
-    for row in result.select(kind="fixed", collection=1):
+            axes.plot(row["distance"], row[name], looks[row["rule"]], color=colour, ls="none", label=label)
+    for row in fixed:
         near = (row["distance"], row["dissent"])
         panels[0].annotate(f"{row['temperature']:g}", near, (2, 4), textcoords="offset points")
     for axes, title in zip(panels, ("(a) dissent", "(b) lead over the public model"), strict=True):
@@ -495,11 +492,6 @@ def temperature(result: Result) -> Canvas:
         axes.yaxis.set_major_formatter(lambda value, _: f"{round(100 * value, 1):g}%")
         axes.legend(fontsize=6)
     return canvas
-
-
-def _height(row: Row, name: str) -> float:
-    height: float = row["dissent"] if name == "dissent" else row[f"accuracy_{name}"] - row["accuracy_public"]
-    return height
 
 
 @drawn(

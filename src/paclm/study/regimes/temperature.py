@@ -176,7 +176,8 @@ def _row(lab: Lab, votes: TextVotes, own: Measured) -> Row:
     row["distance"], row["distance_stderr"] = _mean(lab, votes, own.distance)
     row["accuracy_public"], row["accuracy_full"] = float(own.public.mean()), float(own.full.mean())
     for end, hits in own.hits.items():
-        row[f"accuracy_{end}"], row[f"accuracy_{end}_stderr"] = _mean(lab, votes, hits)
+        for name, values in (("accuracy", hits), ("lead", hits - own.public)):
+            row[f"{name}_{end}"], row[f"{name}_{end}_stderr"] = _mean(lab, votes, values)
         kept = retained_gain(hits, own.public, own.full, votes.passage, lab.rng("hits", "bootstrap"))
         row[f"retained_gain_{end}"], row[f"retained_gain_{end}_stderr"] = kept or (None, None)
     return row
