@@ -353,8 +353,11 @@ class Lab:
         """Where studies of this workspace keep their files."""
         return make_private_folder(self.workspace.study_path)
 
-    def parts(self, regime: str, scale: Any) -> Parts:
-        """Finished parts of a regime under exactly these circumstances, made by exactly this code."""
+    def parts(self, regime: str, scale: Any, *, is_lasting: bool = False) -> Parts:
+        """Finished parts of a regime under exactly these circumstances, made by exactly this code.
+
+        Lasting ones are there for a later run, after the result of this one is written.
+        """
         given = None if self._given_text is None else _digest_of(self._given_text)  # held out: fixed by the workspace
         text: list[Any] = [given, self.window]
         if self._public_text is not None:
@@ -366,7 +369,7 @@ class Lab:
         own = modules.get(regime, f"paclm.study.regimes.{regime}")
         code = code_digest(own, *sorted({plugin.module for plugin, _ in self.plugins}))
         circumstances = [regime, scale, self.seed, worlds, text, self.arithmetic, code]
-        return Parts(self.folder / "parts", circumstances, self.kept)
+        return Parts(self.folder / "parts", circumstances, self.kept, is_lasting)
 
     @property
     def arithmetic(self) -> tuple[str, str]:

@@ -1,7 +1,7 @@
 """Finished parts of a long regime on disk, so that a stopped run resumes. Does not know what the parts contain.
 
 A part is keyed by everything it depends on (scale, seed, adapters, code), so a run with other settings reuses none.
-Parts are deleted only after the result of the whole regime is written.
+Parts are deleted only after the result of the whole regime is written, and lasting ones not even then.
 """
 
 from __future__ import annotations
@@ -63,12 +63,13 @@ class Kept:
 class Parts:
     """The finished parts of one regime with one set of dependencies."""
 
-    def __init__(self, folder: Path, dependencies: Any, kept: Kept | None = None) -> None:
+    def __init__(self, folder: Path, dependencies: Any, kept: Kept | None = None, is_lasting: bool = False) -> None:
         text = json.dumps(plain(dependencies), sort_keys=True)
         self._folder = folder
         self._kept = kept or Kept()
         self.key = hashlib.sha256(text.encode()).hexdigest()[:16]  # of the dependencies
-        self._kept.parts.append(self)
+        if not is_lasting:
+            self._kept.parts.append(self)
 
     def rows(self, name: str, make: Callable[[], list[Row]]) -> list[Row]:
         """The rows of a part, read if it was finished before, else made and written."""

@@ -6,14 +6,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from paclm.study.baselines.distributions import text_distributions
 from paclm.study.eval_text import Passage
+from paclm.study.expectation import ExpectedReleases
 from paclm.study.lab import Lab
+from paclm.study.regimes import pmixed
 from paclm.study.regimes.pmixed import READINGS, REGIME, PMixedScale
 from paclm.study.run import run_regime
-from study.small_lab import open_lab
+from study.small_lab import interrupt, open_lab
 
 SEARCH = {"orders": (2, 16, 64), "rates": (0.5, 0.2, 0.02)}
-INK = {"public_positions": 30, "temperatures": (0.8, 1.0)}
+INK = {"search_positions": 30, "temperatures": (0.8, 1.0)}
 SCALE = PMixedScale(
     40, (4, 6), False, 48, 20, horizons=(100, 10**4), draws=4, gumbel_draws=2, passes=2, **SEARCH, **INK
 )
@@ -112,3 +115,59 @@ def test_with_public_text_one_searched_setting_is_selected_per_point(template, t
             assert not is_searched or chosen["expected_gain"] == max(row["expected_gain"] for row in rows)
             assert all(row["clip"] > 0.0 for row in rows)
     assert "public text" in " ".join(result.notes)
+
+
+def test_an_ensemble_is_computed_once_whatever_others_there_are(template, tmp_path, monkeypatch):
+    """Stopped in the second ensemble, resumed, and with another one added after the end; PAC is computed once, too."""
+    computed, whole = [], pmixed._of_ensemble
+
+    def stopping(lab, scale, passages, num_shards, entry):
+        computed.append(num_shards)
+        if len(computed) == 2:
+            raise KeyboardInterrupt
+        return whole(lab, scale, passages, num_shards, entry)
+
+    monkeypatch.setattr(pmixed, "_of_ensemble", stopping)
+    pac = interrupt(monkeypatch, ExpectedReleases, "__init__", at=-1)
+    small = replace(SCALE, shard_counts=(4, 6), horizons=(100,), epsilons=(1.0,), orders=(2,))
+
+    def run_again(**changes):
+        return run_regime(open_lab(template, tmp_path / "clinic"), REGIME, "quick", scale=replace(small, **changes))
+
+    with pytest.raises(KeyboardInterrupt):
+        run_again()
+    first, counted = run_again(shard_counts=(4,)), len(pac)
+    both = run_again()
+    assert run_again().rows == both.rows
+    assert (computed, len(pac)) == ([4, 6, 6], counted)
+    for kind in ("ensemble", "validation"):
+        assert first.one(kind=kind) == both.one(kind=kind, num_shards=4)
+    assert {row["num_shards"] for row in both.select(kind="neighbour") if "num_shards" in row} == {6}
+    run_again(draws=5)
+    assert computed == [4, 6, 6, 4, 6]  # the twin: another scale shares nothing
+
+
+def test_the_search_reads_the_public_text_and_no_scored_record(template, tmp_path, monkeypatch):
+    shown = []
+
+    def noting(engine, passages):
+        shown.append(list(passages))
+        return text_distributions(engine, passages)
+
+    monkeypatch.setattr(pmixed, "text_distributions", noting)
+    rng = np.random.default_rng(0)
+    public = [Passage.of(rng.integers(0, 600, 40).tolist()) for _ in range(2)]
+    small = replace(SCALE, shard_counts=(4,), horizons=(100,), epsilons=(1.0,), orders=(2, 16))
+    own = open_lab(template, tmp_path / "clinic")
+    found = {}
+    for name, text in (("public", public), ("scored", None)):
+        lab = Lab(own.workspace, runtime=own.runtime, public_text=text, start_task=own.start_task)
+        shown.clear()
+        result = run_regime(lab, REGIME, "quick", scale=small)
+        searched, *scored = shown
+        records = {record[: len(p.tokens)] for p in searched for record in [w.tokens for w in lab.test_passages]}
+        found[name] = any(p.tokens in records for p in searched)
+        assert all(p.tokens in {w.tokens[: len(p)] for w in lab.test_passages} for some in scored for p in some)
+        assert sum(p.num_scored for p in searched) == 30
+        assert ("flatters" in " ".join(result.notes)) is (name == "scored")
+    assert found == {"public": False, "scored": True}

@@ -46,12 +46,12 @@ def test_what_is_played_is_exactly_the_probability_of_the_true_token(parts):
         player.see(part)
     for own, found in zip(settings, player.figures(), strict=True):
         exact = [release_distribution(part, own).gather(-1, part.truth[:, None])[:, 0].exp() for part in parts]
-        assert found.truth == pytest.approx(torch.cat(exact).numpy(), rel=1e-12)
+        assert found.truth == pytest.approx(torch.cat(exact).numpy(), rel=1e-5)  # played in float32
         free = InkPlayer([replace(own, clip=1e6, top_k=None)])
         for part in parts:
             free.see(part)
         (unclipped,) = free.figures()
-        assert unclipped.truth == pytest.approx(unclipped.ceiling, rel=1e-9)
+        assert unclipped.truth == pytest.approx(unclipped.ceiling, rel=1e-6)
         assert len(found.passage) == len(found.truth) == 50
 
 

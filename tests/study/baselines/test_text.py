@@ -8,8 +8,9 @@ import torch
 
 from paclm.errors import InvalidInput
 from paclm.study.baselines.distributions import text_distributions
+from paclm.study.baselines.play import PMixedPlayer, expected_truth, play
 from paclm.study.baselines.pmixed import PMixedSettings, release_distribution
-from paclm.study.baselines.search import DpTarget, choose, expected_truth, make_digest, play
+from paclm.study.baselines.search import DpTarget, choose, digest_blocks, make_digest
 
 ORDERS = (2, 8)
 
@@ -64,7 +65,7 @@ def test_the_expected_gain_of_the_search_is_the_mean_of_what_is_played(digest):
     targets = [DpTarget(100, 2.0, 1e-5, reading) for reading in ("rigorous", "generous", "strict")]
     for choice in choose(digest, targets, ORDERS, (0.5,)):
         draws = [play(digest, choice.settings, np.random.default_rng(seed)).truth.mean() for seed in range(200)]
-        gain, error = np.mean(draws) - digest.truth_public.mean(), np.std(draws) / np.sqrt(200)
+        gain, error = np.mean(draws) - float(digest.truth_public.mean()), np.std(draws) / np.sqrt(200)
         assert abs(gain - choice.gain) < 4 * error + 0.01 * abs(choice.gain) + 1e-12  # seeded; false alarm < 1e-4
 
 
@@ -73,19 +74,39 @@ def test_the_expected_gain_of_the_search_is_the_mean_of_what_is_played(digest):
 )
 def test_the_expected_truth_is_the_mean_over_every_sample_of_shard_models(digest, reading, rate):
     settings = DpTarget(50, 6.0, 1e-5, reading).settings(4, 8, rate)
-    excess = digest.truth_shards - digest.truth_public[:, None]
-    rows = np.arange(digest.num_positions)
+    public, excess = digest.truth_public.numpy(), digest.excess.numpy()
     by_hand = np.zeros(digest.num_positions)
     for sample in itertools.product([False, True], repeat=4):
-        chosen = np.flatnonzero(sample)
-        size = len(chosen)
-        truth = digest.truth_public.copy()
-        for shard in chosen:
-            weight = digest.weights(settings, size, (rows, np.full(len(rows), shard)))
-            truth += weight * excess[:, shard] / size
-        by_hand += rate**size * (1 - rate) ** (4 - size) * truth
+        size = sum(sample)
+        radius = float(settings.radii[size])
+        is_strict = settings.ball == "strict"
+        weights = digest.strict_weights(radius) if is_strict else digest.table(8).weight(radius)  # (n, N)
+        gain = (weights.numpy() * excess)[:, list(sample)].sum(axis=1) / max(1, size)
+        by_hand += rate**size * (1 - rate) ** (4 - size) * (public + gain)
     assert expected_truth(digest, settings) == pytest.approx(by_hand, rel=1e-9)
-    assert (expected_truth(digest, settings) != digest.truth_public).any()
+    assert (expected_truth(digest, settings) != public).any()
+
+
+def test_blocks_of_any_size_give_the_figures_of_the_whole_text(lab, engine, digest):
+    """What is played draws the same samples; another seed, the twin, draws others."""
+    settings = [DpTarget(50, 6.0, 1e-5, reading).settings(4, 8, 0.3) for reading in ("rigorous", "strict")]
+
+    def figures(block, seed=0):
+        player = PMixedPlayer([(one, [np.random.default_rng(seed)]) for one in settings])
+        for some in digest_blocks(text_distributions(engine, lab.passages(60), support_size=40), [8], block):
+            player.see(some)
+        return player.text(), player.figures()
+
+    text, found = figures(10**6)
+    assert [one.expected for one in found] == [pytest.approx(expected_truth(digest, one)) for one in settings]
+    for block in (1, 7):
+        other_text, other = figures(block)
+        assert [list(column) for column in text] == [pytest.approx(list(column)) for column in other_text]
+        for one, same in zip(found, other, strict=True):
+            assert np.array_equal(one.passes[0].members, same.passes[0].members)
+            for column, again in zip(one.passes[0], same.passes[0], strict=True):
+                assert column == pytest.approx(again, rel=1e-12)
+    assert not np.array_equal(found[0].passes[0].members, figures(7, seed=1)[1][0].passes[0].members)
 
 
 def test_the_search_takes_the_best_of_what_it_may_take(digest):
@@ -107,4 +128,4 @@ def test_a_release_cut_to_the_support_gives_nothing_outside_and_more_inside(dige
     assert (digest.public_inside()[~digest.is_inside] == 0.0).all()
     assert (digest.public_inside()[digest.is_inside] >= digest.truth_public[digest.is_inside]).all()
     with pytest.raises(InvalidInput, match="order 3"):
-        digest.weights(PMixedSettings(num_shards=4, order=3, queries=10, epsilon=8.0), 4, (np.arange(2), np.arange(2)))
+        expected_truth(digest, PMixedSettings(num_shards=4, order=3, queries=10, epsilon=8.0))

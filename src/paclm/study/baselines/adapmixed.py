@@ -59,8 +59,8 @@ def answer(
     if shards < 2:
         raise InvalidInput("AdaPMixED leaves out one shard model at a time: it needs at least 2.")
     passed = _screen(log_shards, log_public, support[:, : settings.screen_size], settings, rng)
-    (table,) = tabulate(compress(log_shards, log_public), [settings.order])
-    weights = torch.from_numpy(table.weight(settings.radius)).to(log_shards.device)  # (n, N)
+    (table,) = tabulate(compress(log_shards, log_public).weights, [settings.order])
+    weights = table.weight(settings.radius)  # (n, N)
     members = mixed(log_shards, log_public.unsqueeze(1), weights)  # (n, N, V)
     mean = log_mean(members, 1)
     losses = torch.zeros(n, dtype=torch.float64, device=mean.device)

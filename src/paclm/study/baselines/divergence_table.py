@@ -16,11 +16,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from paclm.errors import InvalidInput
@@ -43,33 +42,39 @@ LOG_RATIOS: FloatArray = np.concatenate([-_POSITIVE[::-1], [0.0], _POSITIVE])
 WEIGHTS: FloatArray = np.concatenate([[0.0], np.geomspace(1e-4, 0.5, 64), 1.0 - np.geomspace(0.44, 1e-3, 32), [1.0]])
 
 
+class Ratios(NamedTuple):
+    """The ratios p/p0 of every shard model, without their tokens."""
+
+    weights: Tensor  # (n, N, E) their distribution under p0, on the common ends
+    smallest: Tensor  # (n, N) of ln p/p0
+    largest: Tensor  # (n, N)
+
+
 @torch.inference_mode()
-def compress(log_shards: Tensor, log_public: Tensor) -> Tensor:
-    """The distribution of p/p0 under p0, on the common ends: (n, N, V), (n, V) float64 → (n, N, E) float64."""
+def compress(log_shards: Tensor, log_public: Tensor) -> Ratios:
+    """(n, N, V), (n, V) float64 → the ratios, float64."""
     n, shards, vocabulary = log_shards.shape
     ratio = log_shards - log_public.unsqueeze(1)
-    if not (bool((ratio.abs() <= _LARGEST_LOG_RATIO).all()) and bool((log_public >= _SMALLEST_LOG_PUBLIC).all())):
+    smallest, largest = torch.aminmax(ratio, dim=-1)
+    is_near = (smallest >= -_LARGEST_LOG_RATIO) & (largest <= _LARGEST_LOG_RATIO)
+    if not (bool(is_near.all()) and bool((log_public >= _SMALLEST_LOG_PUBLIC).all())):
         raise InvalidInput(
             "A shard model and the public model differ by more than a factor of e^64 on some token, or the public "
             "model gives it less than e^-180. A table cannot hold that; check the adapters."
         )
     ends = torch.from_numpy(LOG_RATIOS).to(ratio.device)
-    last = len(LOG_RATIOS) - 2
-    interval = torch.bucketize(ratio, ends, right=True).sub_(1).clamp_(0, last)  # (n, N, V)
-    rows = torch.arange(n * shards, device=ratio.device).reshape(n, shards, 1) * (last + 1)
-    where = (interval + rows).flatten()
-    mass, moved = (torch.zeros(n * shards * (last + 1), dtype=torch.float64, device=ratio.device) for _ in range(2))
-    public = log_public.exp()
-    mass.scatter_add_(0, where, public.unsqueeze(1).expand(n, shards, vocabulary).flatten())
-    moved.scatter_add_(0, where, log_shards.exp().flatten())
-    mass, moved = mass.reshape(n, shards, -1), moved.reshape(n, shards, -1)
+    interval = torch.bucketize(ratio, ends[1:-1], right=True)  # (n, N, V)
+    del ratio  # as large as all shard models
+    mass, moved = (torch.zeros((n, shards, len(ends) - 1), dtype=torch.float64, device=ends.device) for _ in range(2))
+    mass.scatter_add_(-1, interval, log_public.exp().unsqueeze(1).expand(n, shards, vocabulary))
+    moved.scatter_add_(-1, interval, log_shards.exp())
     low, high = ends[:-1].exp(), ends[1:].exp()
     upper = ((moved - mass * low) / (high - low)).clamp_min(0.0)  # keeps mass and mean of every interval
     lower = ((mass * high - moved) / (high - low)).clamp_min(0.0)
-    weights = torch.zeros((n, shards, last + 2), dtype=torch.float64, device=ratio.device)
+    weights = torch.zeros((n, shards, len(ends)), dtype=torch.float64, device=ends.device)
     weights[..., 1:] += upper
     weights[..., :-1] += lower
-    return weights
+    return Ratios(weights, smallest, largest)
 
 
 @lru_cache(maxsize=64)
@@ -86,59 +91,66 @@ def _powers(order: int, backward: bool) -> FloatArray:
     return np.where(np.abs(step) * order < 1e-4, series * (1.0 + 1e-7), np.minimum(exact, _CAP))
 
 
+@lru_cache(maxsize=64)
+def _powers_on(device: torch.device, order: int) -> tuple[Tensor, Tensor]:
+    forward, backward = (torch.from_numpy(_powers(order, is_backward)).to(device) for is_backward in (False, True))
+    return forward, backward
+
+
 @dataclass(frozen=True, slots=True)
 class DivergenceTable:
     """S^(1/a) − 1 on the grid of λ, for every row (position and shard model) and one order; never too small."""
 
     order: int
-    values: NDArray[np.float32]  # (..., J), not decreasing in λ; rounded up
-    device: str = "cpu"  # where `gains` are computed
+    values: Tensor  # (..., J) float32, not decreasing in λ; rounded up
 
-    def weight(self, radius: float, rows: Any = None) -> FloatArray:
-        """λ of every row for D↔_a ≤ aβ, at most the exact one; `rows` picks along the first axes."""
+    def weight(self, radius: float | Tensor, rows: Any = None) -> Tensor:
+        """λ of every row for D↔_a ≤ aβ, at most the exact one; `rows` picks along the first axes.
+
+        The radius may differ by row.
+        """
         values = self.values if rows is None else self.values[rows]
-        return self._weights(torch.from_numpy(values), np.array([radius]))[..., 0].numpy()
+        radii = torch.as_tensor(radius, dtype=torch.float64, device=values.device)
+        return self._weights(values, radii.expand(values.shape[:-1]).unsqueeze(-1))[..., 0]
 
-    def gains(self, radii: FloatArray, each: FloatArray) -> FloatArray:
+    def gains(self, radii: FloatArray, each: Tensor) -> Tensor:
         """The mean over shard models of λ(β)·gain at every position, for many radii: rows and gains (n, N) → (n, R)."""
         n, shards = each.shape
-        at_once = max(1, _ROWS_AT_ONCE[torch.device(self.device).type] // shards)
-        found = torch.empty((n, len(radii)), dtype=torch.float64)
+        at_once = max(1, _ROWS_AT_ONCE[self.values.device.type] // shards)
+        given = torch.from_numpy(radii).to(self.values.device)
+        found = torch.empty((n, len(radii)), dtype=torch.float64, device=self.values.device)
         for start in range(0, n, at_once):
             some = slice(start, start + at_once)
-            values, own = (torch.from_numpy(array[some]).to(self.device) for array in (self.values, each))
-            found[some] = torch.einsum("cn,cnr->cr", own, self._weights(values, radii)).cpu()
-        means: FloatArray = (found / shards).numpy()
-        return means
+            found[some] = torch.einsum("cn,cnr->cr", each[some], self._weights(self.values[some], given))
+        return found / shards
 
-    def _weights(self, values: Tensor, radii: FloatArray) -> Tensor:
-        """Rows (..., J) and radii (R,) → λ (..., R) float64."""
-        exponents = np.minimum((self.order - 1) * radii, min(_LARGEST_TARGET / self.order, _LARGEST_ROOT))
-        target, grid, steps = (
-            torch.from_numpy(array).to(values.device)
-            for array in (np.expm1(exponents) * (1.0 - 1e-12), WEIGHTS, np.diff(WEIGHTS))
-        )
+    def _weights(self, values: Tensor, radii: Tensor) -> Tensor:
+        """Rows (..., J) and radii (R,) or (..., R) → λ (..., R) float64."""
+        largest = min(_LARGEST_TARGET / self.order, _LARGEST_ROOT)
+        target = torch.expm1(((self.order - 1) * radii).clamp_max(largest)) * (1.0 - 1e-12)
+        target = target.expand(*values.shape[:-1], -1).reshape(-1, radii.shape[-1])  # (r, R)
+        grid, steps = (torch.from_numpy(array).to(values.device) for array in (WEIGHTS, np.diff(WEIGHTS)))
         flat = values.reshape(-1, len(WEIGHTS)).contiguous()  # (r, J)
         # The target may round up to float32, but values are an ulp too large: a value below the rounded target is
         # still below the exact one.
-        goals = target.float().expand(len(flat), -1).contiguous()  # (r, R)
+        goals = target.float().contiguous()
         place = torch.searchsorted(flat, goals, right=True).sub_(1).clamp_(0, len(WEIGHTS) - 2)  # (r, R)
         left, right = flat.gather(1, place).double(), flat.gather(1, place + 1).double()
         part = ((target - left) / (right - left)).clamp_(0.0, 1.0)
         part = torch.where(right > left, part, 1.0)
         weight = grid[place] + part * steps[place]
-        return weight.reshape(*values.shape[:-1], len(radii))
+        return weight.reshape(*values.shape[:-1], radii.shape[-1])
 
 
+@torch.inference_mode()
 def tabulate(weights: Tensor, orders: Sequence[int]) -> list[DivergenceTable]:
     """One table per order from compressed distributions (n, N, E); the values are (n, N, J)."""
     tables = []
+    grid = torch.from_numpy(WEIGHTS).to(weights.device)
     for order in map(check_whole_order, orders):
-        forward, backward = (weights @ torch.from_numpy(_powers(order, b)).to(weights.device) for b in (False, True))
+        forward, backward = (weights @ powers for powers in _powers_on(weights.device, order))
         excess = torch.maximum(forward, backward).clamp_min(0.0)  # S − 1
-        grid = torch.from_numpy(WEIGHTS).to(weights.device)
         root = torch.expm1(torch.log1p(excess * (1.0 + _ROUNDING) + _ROUNDING * grid) / order)
         rising = root.cummax(-1).values.clamp_max(torch.finfo(torch.float32).max).float()
-        upward = torch.nextafter(rising, torch.full_like(rising, math.inf))
-        tables.append(DivergenceTable(order, upward.cpu().numpy(), weights.device.type))
+        tables.append(DivergenceTable(order, torch.nextafter(rising, torch.full_like(rising, math.inf))))
     return tables

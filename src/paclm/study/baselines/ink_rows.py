@@ -8,7 +8,15 @@ from typing import Any, NamedTuple
 
 from paclm.study.baselines.accountants import success_at_half
 from paclm.study.baselines.distributions import text_distributions
-from paclm.study.baselines.ink_search import InkChoice, InkFigures, InkPlayer, InkTable, InkTarget, unsearched
+from paclm.study.baselines.ink_search import (
+    InkChoice,
+    InkFigures,
+    InkPlayer,
+    InkTable,
+    InkTarget,
+    clips_for,
+    unsearched,
+)
 from paclm.study.baselines.invisible_ink import ADJACENCIES
 from paclm.study.lab import Lab
 from paclm.study.results import Row
@@ -32,19 +40,23 @@ def ink_choices(lab: Lab, num_shards: int, targets: Sequence[InkTarget], search:
     if not passages:
         return [fixed]
     advance = lab.start_task(f"InvisibleInk, search, {num_shards} shard models", search.positions)
-    table = InkTable(num_shards, search.temperatures)
+    clips = clips_for(targets, num_shards, search.temperatures)
+    table = InkTable(num_shards, search.temperatures, clips=clips)
     for part in text_distributions(lab.engine(f"shards-{num_shards}"), passages):
         table.see(part)
         advance(part.num_positions)
     return [fixed, table.choose(targets)]
 
 
-def ink_rows(lab: Lab, choices: Sequence[Sequence[InkChoice]], player: InkPlayer, num_points: int) -> list[Row]:
-    """A row for the first targets of every list, and for the others of the last list one beside the neighbours."""
+def ink_rows(lab: Lab, choices: Sequence[Sequence[InkChoice]], player: InkPlayer) -> list[Row]:
+    """A row for every choice; the player has their settings, list by list."""
     played = iter(player.figures())
-    rows = [[(choice, next(played)) for choice in some] for some in choices]
-    found = [_row(lab, *one) for some in rows for one in some[:num_points]]
-    return found + [_near_row(lab, *one) for one in rows[-1][num_points:]]
+    return [_row(lab, choice, next(played)) for some in choices for choice in some]
+
+
+def ink_near_rows(lab: Lab, choices: Sequence[InkChoice], player: InkPlayer) -> list[Row]:
+    """A row beside the neighbours for every choice, on the first queries that the player has seen."""
+    return [_near_row(lab, choice, figures) for choice, figures in zip(choices, player.figures(), strict=True)]
 
 
 def _row(lab: Lab, choice: InkChoice, figures: InkFigures) -> Row:

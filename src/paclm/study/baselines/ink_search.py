@@ -5,15 +5,16 @@ k. The search reads *public* text only: the expected gain is tabulated there ove
 does ask the shard models, whose training saw the records: like PMixED's search, it is outside of the account, and only
 settings found with models of public records would be inside. Without public text nothing is searched.
 
-Accuracy is exact: the probability of the true token, not draws. Lower temperatures raise it for any model, the public
-one too. A setting is therefore judged by its gain over the public model at its own temperature and support, and is
-compared with the same setting without privacy.
+Accuracy is exact up to float32: the probability of the true token, not draws. Lower temperatures raise it for any
+model, the public one too. A setting is therefore judged by its gain over the public model at its own temperature and
+support, and is compared with the same setting without privacy.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -32,6 +33,7 @@ from paclm.study.baselines.invisible_ink import (
     clip_ratio_for,
     differences,
     guarantee,
+    kth_largest,
     log_release,
     moved_scores,
     support,
@@ -107,19 +109,16 @@ class InkTable:
         """Add the positions of a part."""
         self.num_positions += part.num_positions
         total = torch.zeros(self._total.shape, dtype=torch.float64, device=part.log_public.device)
+        play = _Public(part)
         for s, score in enumerate(SCORES):
-            moves = differences(part, score)
-            for c, clip in enumerate(self.clips):
-                moved = moved_scores(part.log_public, moves, float(clip))
+            moves = differences(part, score, torch.float32)
+            for c, clip in enumerate(self.clips.tolist()):
+                moved = moved_scores(part.log_public, moves, clip)
                 for k, top_k in enumerate(self.top_ks):
-                    allowed = support(
-                        part.log_public, InkSettings(num_shards=self.num_shards, clip=float(clip), top_k=top_k)
-                    )
+                    one = InkSettings(num_shards=self.num_shards, clip=clip, top_k=top_k)
                     for t, temperature in enumerate(self.temperatures):
-                        own, public = (
-                            truth_of(scores, allowed, temperature, part.truth) for scores in (moved, part.log_public)
-                        )
-                        total[s, k, t, c] = (own - public).sum()
+                        at = replace(one, temperature=temperature)
+                        total[s, k, t, c] = (play.truth(moved, at) - play.public(at)).sum()
         self._total += total.cpu().numpy()
 
     def choose(self, targets: Sequence[InkTarget]) -> list[InkChoice]:
@@ -160,6 +159,17 @@ class InkFigures(NamedTuple):
         return InkFigures(self.truth[:count], self.public[:count], self.ceiling[:count], self.passage[:count])
 
 
+def clips_for(targets: Iterable[InkTarget], num_shards: int, temperatures: Sequence[float]) -> FloatArray:
+    """The part of the grid of clips between whose ends these targets lie."""
+    needed = [
+        target.settings(num_shards, temperature, SCORES[0], None).clip
+        for target in targets
+        for temperature in temperatures
+    ]
+    first, last = np.searchsorted(CLIPS, [min(needed), max(needed)])
+    return CLIPS[max(0, first - 1) : last + 1]
+
+
 class InkPlayer:
     """Plays fixed settings of one ensemble along a text, part by part."""
 
@@ -168,29 +178,65 @@ class InkPlayer:
         self._kept: list[FloatArray] = []  # (settings, 3, c) each
         self._passages: list[IntArray] = []
 
+    @property
+    def num_positions(self) -> int:
+        """How many it has seen."""
+        return sum(map(len, self._passages))
+
     @torch.inference_mode()
     def see(self, part: Distributions) -> None:
         """Play the positions of a part."""
-        found = np.zeros((len(self.settings), 3, part.num_positions))
+        found = torch.zeros((len(self.settings), 3, part.num_positions), dtype=torch.float64, device=part.truth.device)
+        play = _Public(part)
         for score in SCORES:
-            own = [i for i, one in enumerate(self.settings) if one.score == score]
+            own = [(i, one) for i, one in enumerate(self.settings) if one.score == score]
             if not own:
                 continue
-            moves = differences(part, score)
+            moves = differences(part, score, torch.float32)
             whole = part.log_public + moves.mean(1)
-            for i in own:
-                one = self.settings[i]
-                allowed = support(part.log_public, one)
-                scores = moved_scores(part.log_public, moves, one.clip), part.log_public, whole
-                each = [truth_of(some, allowed, one.temperature, part.truth) for some in scores]
-                found[i] = torch.stack(each).cpu().numpy()
-        self._kept.append(found)
+            for i, one in own:
+                found[i, 0] = play.truth(moved_scores(part.log_public, moves, one.clip), one)
+                found[i, 1], found[i, 2] = play.public(one), play.truth(whole, one)
+        self._kept.append(found.cpu().numpy())
         self._passages.append(part.passage)
 
     def figures(self) -> list[InkFigures]:
         """One for every setting, in their order."""
         passage = np.concatenate(self._passages)
         return [InkFigures(own[0], own[1], own[2], passage) for own in np.concatenate(self._kept, axis=-1)]
+
+
+class _Public:
+    """What settings share at the positions of a part: the support, and the public model in it."""
+
+    def __init__(self, part: Distributions) -> None:
+        self._part = part
+        self._kth: dict[int | None, Tensor | None] = {}  # by k
+        self._allowed: dict[tuple[int | None, float], Tensor | None] = {}  # the last one, by k and margin
+        self._public: dict[tuple[float, int | None, float], Tensor] = {}  # (c,) by τ, k and margin
+
+    def truth(self, scores: Tensor, one: InkSettings) -> Tensor:
+        """(c,)"""
+        return truth_of(scores, self._support(one), one.temperature, self._part.truth)
+
+    def public(self, one: InkSettings) -> Tensor:
+        """(c,)"""
+        key = (one.temperature, *self._key(one))
+        if key not in self._public:
+            self._public[key] = self.truth(self._part.log_public, one)
+        return self._public[key]
+
+    def _key(self, one: InkSettings) -> tuple[int | None, float]:
+        return one.top_k, 0.0 if one.top_k is None else one.support_margin
+
+    def _support(self, one: InkSettings) -> Tensor | None:
+        key = self._key(one)
+        if key not in self._allowed:
+            if one.top_k not in self._kth:
+                self._kth[one.top_k] = kth_largest(self._part.log_public, one.top_k)
+            kth = self._kth[one.top_k]
+            self._allowed = {key: None if kth is None else support(self._part.log_public, one, kth)}
+        return self._allowed[key]
 
 
 def truth_of(scores: Tensor, allowed: Tensor | None, temperature: float, truth: Tensor) -> Tensor:

@@ -111,11 +111,12 @@ def clip_ratio_for(epsilon: float, delta: float, queries: int, num_shards: int, 
     return each * num_shards / (2.0 if adjacency == "any" else 1.0) * (1.0 - _SAFETY)
 
 
-def differences(part: Distributions, score: Score) -> Tensor:
-    """φ_i − φ_0 (c, B, V)."""
-    found = part.log_shards - part.log_public.unsqueeze(1)
+def differences(part: Distributions, score: Score, dtype: torch.dtype = torch.float64) -> Tensor:
+    """φ_i − φ_0 (c, B, V), rounded to the type given: half the memory traffic for figures of many settings."""
+    found = torch.empty(part.log_shards.shape, dtype=dtype, device=part.log_shards.device)
+    torch.sub(part.log_shards, part.log_public.unsqueeze(1), out=found)
     if score == "logits":
-        found += (part.log_norms[:, :-1] - part.log_norms[:, -1:]).unsqueeze(-1)
+        found += (part.log_norms[:, :-1] - part.log_norms[:, -1:]).unsqueeze(-1).to(dtype)
     return found
 
 
@@ -124,18 +125,23 @@ def moved_scores(log_public: Tensor, moves: Tensor, clip: float) -> Tensor:
     return log_public + moves.clamp(-clip, clip).mean(1)
 
 
-def support(log_public: Tensor, settings: InkSettings) -> Tensor | None:
+def kth_largest(log_public: Tensor, k: int | None) -> Tensor | None:
+    """The k-th largest public logit (c, 1); None where k is no limit."""
+    if k is None or k >= log_public.shape[-1]:
+        return None
+    return torch.topk(log_public, k, dim=-1).values[:, -1:]
+
+
+def support(log_public: Tensor, settings: InkSettings, kth: Tensor | None = None) -> Tensor | None:
     """The tokens (c, V) that may be drawn, from the public logits alone; None: all.
 
     All whose public logit is at least the k-th largest less a margin. Each entry of φ̄ lies within C of φ_0, so with a
     margin of 2C these are a superset of the k largest entries of φ̄. The authors' 2C/B covers what a single shard model
     can move: with it a token of the private top k can be missed when shard models agree. That costs utility, not
-    privacy: the support does not depend on the records in either case.
+    privacy: the support does not depend on the records in either case. `kth`: of `kth_largest`, if it is known.
     """
-    if settings.top_k is None or settings.top_k >= log_public.shape[-1]:
-        return None
-    least = torch.topk(log_public, settings.top_k, dim=-1).values[:, -1:]
-    return log_public >= least - settings.support_margin
+    least = kth_largest(log_public, settings.top_k) if kth is None else kth
+    return None if least is None else log_public >= least - settings.support_margin
 
 
 def log_release(scores: Tensor, allowed: Tensor | None, temperature: float) -> Tensor:

@@ -1,10 +1,11 @@
-"""AdaPMixED, SubMix and GNMax on the first queries of a text, in one pass with PMixED's digest.
+"""AdaPMixED, SubMix and GNMax on the first queries of a text.
 
 Each method keeps its own accountant and states its own guarantee. All of them answer from the same disjoint shards.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from paclm.engine.decode_step import coupled_votes
-from paclm.privacy.belief import BoolArray, FloatArray
+from paclm.privacy.belief import BoolArray, FloatArray, IntArray
 from paclm.study.baselines import adapmixed, gnmax, submix
 from paclm.study.baselines.adapmixed import AdaSettings
 from paclm.study.baselines.distributions import Distributions
@@ -39,8 +40,15 @@ class Neighbours:
         self.ada = AdaSettings(delta=delta)
         self.sub = SubMixSettings(epsilon=epsilon, queries=queries)
         self._pairs = submix.random_pairs(num_shards, rng)
-        self._kept: dict[str, list[FloatArray]] = {}
+        self._kept: dict[str, list[np.ndarray]] = {}
         self._done = 0
+
+    def see_all(self, parts: Iterable[Distributions]) -> None:
+        """Answer along a text until all queries are used."""
+        for part in parts:
+            self.see(part)
+            if self._done >= self.queries:
+                return
 
     def see(self, part: Distributions) -> None:
         """Answer at the positions of a part, as long as queries are left."""
@@ -55,8 +63,11 @@ class Neighbours:
         sub = submix.answer(shards, public, self._pairs, self.sub)
         votes = self._votes(shards, support)  # (c, N)
         counts = (votes.unsqueeze(-1) == support.unsqueeze(1)).sum(1)  # (c, k)
+        at_truth = truth.reshape(-1, 1, 1).expand(-1, shards.shape[1], 1)
         columns = {
             "public": _at(public, truth),
+            "ceiling": shards.gather(-1, at_truth)[..., 0].exp().mean(1).cpu().numpy(),
+            "passage": part.passage[:count],
             "ada": _at(ada.log_release, truth),
             "ada_losses": ada.losses,
             "ada_private": ada.is_private.astype(np.float64),
@@ -67,6 +78,11 @@ class Neighbours:
         }
         for name, values in columns.items():
             self._kept.setdefault(name, []).append(values)
+
+    def text(self) -> tuple[FloatArray, FloatArray, IntArray]:
+        """(queries,) The true token under the public model and the average of the shard models, and its passage."""
+        public, ceiling, passage = (np.concatenate(self._kept[name]) for name in ("public", "ceiling", "passage"))
+        return public, ceiling, passage
 
     def results(self) -> list[NeighbourResult]:
         """AdaPMixED stopped at ε and in full, SubMix, and GNMax with noise for any votes, charged in both ways."""

@@ -22,6 +22,8 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from paclm.errors import InvalidInput
 from paclm.privacy.belief import BoolArray, FloatArray
@@ -194,14 +196,14 @@ def strict_radius(epsilon: float, delta: float, queries: int, rate: float, num_s
 def strict_weight(log_p: npt.ArrayLike, log_public: npt.ArrayLike, log_ratio: npt.ArrayLike) -> FloatArray:
     """λ for distributions (…, V): the largest with |ln(λp + (1−λ)p0) − ln p0| ≤ c for every token, in closed form."""
     difference = np.asarray(log_p, dtype=np.float64) - np.asarray(log_public, dtype=np.float64)
-    return strict_weight_within(difference.max(axis=-1), difference.min(axis=-1), log_ratio)
-
-
-def strict_weight_within(most: FloatArray, least: FloatArray, log_ratio: npt.ArrayLike) -> FloatArray:
-    """The same from the largest and smallest ln p/p0 of each row: 1 + λ(r−1) is monotone in r."""
-    c = np.asarray(log_ratio, dtype=np.float64) * (1.0 - _SAFETY)
-    with np.errstate(divide="ignore", over="ignore"):
-        upper = np.expm1(c) / np.expm1(np.maximum(most, 0.0))
-        lower = np.expm1(-c) / np.expm1(np.minimum(least, 0.0))
-    weight: FloatArray = np.clip(np.nan_to_num(np.fmin(upper, lower), nan=1.0, posinf=1.0), 0.0, 1.0)
+    most, least, c = (torch.as_tensor(np.asarray(x)) for x in (difference.max(-1), difference.min(-1), log_ratio))
+    weight: FloatArray = strict_weight_within(most, least, c).numpy()
     return weight
+
+
+def strict_weight_within(most: Tensor, least: Tensor, log_ratio: float | Tensor) -> Tensor:
+    """The same from the largest and smallest ln p/p0 of each row: 1 + λ(r−1) is monotone in r."""
+    c = torch.as_tensor(log_ratio, dtype=torch.float64, device=most.device) * (1.0 - _SAFETY)
+    upper = torch.expm1(c) / torch.expm1(most.clamp_min(0.0))
+    lower = torch.expm1(-c) / torch.expm1(least.clamp_max(0.0))
+    return torch.fmin(upper, lower).nan_to_num(nan=1.0, posinf=1.0).clamp(0.0, 1.0)
