@@ -19,7 +19,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 from paclm.study.regimes import regime_named
 
 STAGES = {
-    1: ("precision", "accuracy", "census", "flatness", "releases", "forgetting", "tokens_only", "cost"),
+    1: (
+        *("precision", "accuracy", "census", "flatness", "releases", "forgetting", "tokens_only", "cost"),
+        *("content", "temperature"),
+    ),
     2: ("sessions", "sweep", "generation", "ablation", "canaries"),
     3: ("pmixed",),
     4: ("worlds", "coupling", "universe", "capacity", "chosen_prompts"),

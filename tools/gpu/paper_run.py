@@ -11,7 +11,7 @@ numpy, scipy and safetensors only. `--small` is a rehearsal for a CPU, in minute
 
 | stage | what |
 |---|---|
-| 1 | arithmetic, accuracy, census, flatness, releases, forgetting, tokens-only attacker, cost |
+| 1 | arithmetic, accuracy, census, flatness, releases, forgetting, tokens-only attacker, cost, quorum, temperature |
 | 2 | sessions, sweep, generation, ablation, canaries |
 | 3 | PMixED and its neighbours |
 | 4 | number of worlds, coupled against uncoupled training, universe audit, capacity |
