@@ -88,6 +88,8 @@ def test_another_collection_has_worlds_of_its_own(tmp_path, texts, small_base):
         assert (other.membership.sum(axis=1) * 2 == lab.num_worlds).all()
         assert not np.array_equal(other.membership, lab.membership)
         other.engine()
+        trained = other.workspace.manifest.adapters["collection-2.safetensors"]["seed"]
+        assert trained == lab.workspace.manifest.arguments["seed"] + 1, "another start and order"
     assert other._engine is None, "two engines may not fit, and `other` is still held here"
 
 

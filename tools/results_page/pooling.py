@@ -4,20 +4,21 @@
     row = pooled.one(decoder="gumbel", budget="2^-32")
     row["retained_gain"], row["retained_gain_stderr"], interval(row, "retained_gain")
 
-Collections partition records of one corpus and train on them in other ways. The value of collection k is θ + D + C_k:
-D is the luck of the scored documents, which are the same for all, C_k that of the collection. With K collections and
-the standard errors e_k over documents, the mean has
+Collections partition records of one corpus and train on them in other ways. The value of collection k is θ + D_k + C_k:
+D_k is the luck of the scored documents, C_k that of the collection. With K collections, their standard errors e_k over
+documents, and a share ρ of the documents of each two in common (1 where the held-out records are the same; where each
+draws its own, the probability of a record to be held out), the mean has
 
-    variance   W + B,  W = mean of e_k²   the documents: more collections do not make this smaller
-                       B = s² ÷ K         s² is the variance of the K values: what they share cancels in it
+    variance   W + B,  W = ρ · mean of e_k²   what documents have in common: more collections do not make it smaller
+                       B = s² ÷ K             s² is the variance of the K values: what they share cancels in it
     freedom    P − 1 for W (P documents), K − 1 for B
     interval   mean ± √(t(P − 1)² W + t(K − 1)² B), a quantile of Student's t for each part
 
 This interval (Banerjee 1960) covers θ at least as often as stated, whatever the ratio of W to B: given the two
 estimates, the coverage is a concave function of them, and each part alone has the stated one. Three collections leave
 two degrees of freedom, and t(2) is 4.3 at 95 %. W is too large where e_k also contains what differs between
-collections: other coins, other sessions, documents that were drawn again. Then the error is too large, never too small.
-What collections have in common, as the adapter on all records of one workspace, is in neither part.
+collections: other coins, other sessions. Then the error is too large, never too small. What collections have in common,
+as the adapter on all records of one workspace, is in neither part.
 """
 
 from __future__ import annotations
@@ -43,13 +44,22 @@ KEYS = ("decoder", "budget", "release", "support_size")
 def pool_results(results: Sequence[Result]) -> Result:
     """One result with the pooled rows; its table and figures are made as those of a single collection."""
     _refuse_unlike(results)
-    groups = zip(*(result.rows for result in results), strict=True)
-    rows = [pool_rows(group) for group in groups]
+    shared = shared_documents(results)
+    rows = [pool_rows(group, shared) for group in zip(*(result.rows for result in results), strict=True)]
     notes = [f"Means over {len(results)} collections of worlds; errors contain how much these differ."]
     return replace(results[0], rows=rows, notes=[*results[0].notes, *notes], seconds=sum(r.seconds for r in results))
 
 
-def pool_rows(rows: Sequence[Row]) -> Row:
+def shared_documents(results: Sequence[Result]) -> float:
+    """ρ: 1 for the same held-out records, and where seeds of the split differ the share of records that is held out."""
+    origins = [result.provenance for result in results]
+    splits = {origin["corpus"]["corpus/heldout.jsonl"]: origin["arguments"]["seed"] for origin in origins}
+    if len(splits) < len(origins) or len(set(splits.values())) < len(origins):
+        return 1.0
+    return max(float(origin["held_out"] / (origin["held_out"] + origin["records"])) for origin in origins)
+
+
+def pool_rows(rows: Sequence[Row], shared: float = 1.0) -> Row:
     """The mean of every number, with its error where the rows have one; other values as they are, or all that differ.
 
     `E_between` of an error column E is √B, for `interval`.
@@ -64,7 +74,7 @@ def pool_rows(rows: Sequence[Row]) -> Row:
             is_known = None not in (*values, *errors)
             between = float(np.std(values, ddof=1)) / math.sqrt(len(rows)) if is_known else None
             pooled[f"{error}_between"] = between
-            pooled[error] = math.hypot(between, _rms(errors)) if between is not None else None
+            pooled[error] = math.hypot(between, math.sqrt(shared) * _rms(errors)) if between is not None else None
     return pooled | {"collection": 1, "collections": len(rows)}
 
 

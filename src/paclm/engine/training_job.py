@@ -3,7 +3,7 @@
     worlds      every world of the workspace        adapters/worlds.safetensors
     full        one adapter on all records          adapters/full.safetensors
     shards:N    N disjoint parts of the records     adapters/shards-N.safetensors, who is where in shards-N.npz
-    collection:N   as many worlds, from another draw (N ≥ 2)   adapters/collection-N.safetensors
+    collection:N   as many worlds, from another draw, start and order (N ≥ 2)   adapters/collection-N.safetensors
     design:N    N worlds drawn for themselves: every record is in N/2 of them   adapters/design-N.safetensors
     uncoupled   the same worlds, each from its own start and in its own order, to compare with coupled training
     …-first-N   only the first N worlds of a collection or of uncoupled
@@ -209,7 +209,7 @@ def prepare_training(
     With `workers`, each of the `processes` on this machine has its share of the threads.
     """
     settings = replace(workspace.training, coupled=False) if what.startswith("uncoupled") else workspace.training
-    seed = int(workspace.manifest.arguments["seed"])
+    seed = _seed_of(workspace, what)
     name, membership = what.replace(":", "-"), membership_of(workspace, what)
     if not 1 <= workers <= membership.shape[1]:
         raise InvalidInput(
@@ -290,6 +290,13 @@ def _multiplies_bfloat16(cpu_info: Path = Path("/proc/cpuinfo")) -> bool:
     return not words.isdisjoint({"avx512_bf16", "amx_bf16", "bf16"})
 
 
+def _seed_of(workspace: Workspace, what: str) -> int:
+    """The seed of start and order; another collection has another, so that it differs as another workspace would."""
+    found = _NUMBERED.match(what)
+    further = int(found[2]) - 1 if found and found[1] == "collection" else 0
+    return int(workspace.manifest.arguments["seed"]) + further
+
+
 def membership_of(workspace: Workspace, what: str) -> BoolArray:
     """Which records each of the adapters `what` is trained on, (records, adapters)."""
     if cut := _FIRST.fullmatch(what):
@@ -308,7 +315,7 @@ def membership_of(workspace: Workspace, what: str) -> BoolArray:
         if kind == "design":
             return assign_groups(units_of(workspace.members()), number, seed)
         if number >= 2:
-            return assign_groups(units_of(workspace.members()), workspace.num_worlds, seed + number - 1)
+            return assign_groups(units_of(workspace.members()), workspace.num_worlds, _seed_of(workspace, what))
     raise InvalidInput(
         f"{what!r} cannot be trained. Choose worlds, full, shards:N such as shards:16, collection:N with N from 2 on, "
         "design:N, uncoupled, or dp:EPSILON such as dp:8."
