@@ -23,7 +23,7 @@ from paclm.study.decoding import GREEDY, GUMBEL, Decoding
 from paclm.study.expectation import IN_EXPECTATION, ExpectedReleases, score_hits
 from paclm.study.lab import Lab
 from paclm.study.recorded_votes import TextVotes
-from paclm.study.regime import Findings, Regime, headline
+from paclm.study.regime import Findings, Regime
 from paclm.study.regimes.canaries import (
     OTHERS,
     Planted,
@@ -174,16 +174,22 @@ def verdicts(result: Result) -> list[str]:
     ]
 
 
+def in_short(result: Result) -> list[str]:
+    """Every quorum on text, one line each."""
+    lines = []
+    for row in result.select(part="text", collection=1):
+        text = f"quorum {row['quorum']}, {row['decoder']}: dissent {row['dissent']:.1%}, {row['replaced']:.2%} of votes"
+        kept, error = row["retained_gain_at_32"], row["retained_gain_at_32_stderr"]
+        lines.append(f"{text} replaced" + ("" if kept is None else f", kept at 2^-32 {kept:.1%} ± {error:.1%}"))
+    return lines
+
+
 REGIME = Regime(
     name="content",
     title="Content protection by a quorum",
     question="What does it cost to release only what enough worlds without any one record propose, and does it hold?",
     presets={"quick": ContentScale(4096, 2, 200, (1, 2, 4)), "paper": ContentScale(65_408, 1, 2000)},
     run=run,
-    headlines=(
-        headline("votes replaced at quorum {quorum}, {decoder}", "replaced ±", ".2%", part="text"),
-        headline("kept at 2^-32, quorum {quorum}, {decoder}", "retained_gain_at_32 ±", ".1%", part="text"),
-        headline("dissent at quorum {quorum}, {decoder}", "dissent ±", ".1%", part="text"),
-    ),
+    in_short=in_short,
     verdicts=verdicts,
 )
