@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import textwrap
 import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -48,7 +49,13 @@ class _ListsRegimes(TyperCommand):
         with formatter.section("Regimes, and the tables and figures made from them"):
             labels = {name: ", ".join(one.label for one in shown if name in one.regimes) for name in NAMES}
             labels = {p.name: f"plugin of {p.origin}" for p in find_plugins("regimes", ())} | labels
-            formatter.write_dl(list(labels.items()))
+            column = max(map(len, labels)) + 4
+            for name, made in labels.items():  # not `write_dl`, which breaks labels at their hyphens
+                start = f"  {name}".ljust(column)
+                lines = textwrap.wrap(
+                    made, formatter.width, initial_indent=start, subsequent_indent=" " * column, break_on_hyphens=False
+                )
+                formatter.write("\n".join([*lines, ""]))
 
 
 @study.command(cls=_ListsRegimes)

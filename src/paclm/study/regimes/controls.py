@@ -33,6 +33,7 @@ from paclm.study.regime import Findings, Regime
 from paclm.study.results import Result, Row
 from paclm.study.statistics import clustered_mean, retained_gain
 from paclm.study.text_training import train_on_texts
+from paclm.worlds.layout import FULL_FILE, WORLDS_FILE
 
 ALL, HALF, FEW = "private records", "private records, half", "private records, as many as spare"
 BESIDE = {"other text": ALL, "other text, half": HALF, "spare records": FEW}
@@ -58,7 +59,7 @@ class ControlsScale:
     subsets: int  # of the private records, as many as there are spare ones, at most
 
 
-class Group(NamedTuple):
+class ControlGroup(NamedTuple):
     """Adapters that are averaged: the same kind and number of texts, drawn again."""
 
     name: str
@@ -127,7 +128,7 @@ def _train_and_vote(lab: Lab, scale: ControlsScale, decodings: Sequence[Decoding
     return arrays | {"records": membership.sum(axis=0), "tokens": trained.num_tokens}
 
 
-def choose_texts(lab: Lab, scale: ControlsScale) -> tuple[list[list[int]], list[Group]]:
+def choose_texts(lab: Lab, scale: ControlsScale) -> tuple[list[list[int]], list[ControlGroup]]:
     """Token ids of all texts that controls are trained on, and who is trained on which."""
     from paclm.worlds.blocks import encode_stream, encode_texts
 
@@ -149,7 +150,7 @@ def choose_texts(lab: Lab, scale: ControlsScale) -> tuple[list[list[int]], list[
         for name, inside in columns:
             members = np.zeros((len(texts), inside.shape[1]), dtype=np.bool_)
             members[start : start + len(own)] = inside
-            groups.append(Group(name, members))
+            groups.append(ControlGroup(name, members))
         start += len(own)
     return texts, groups
 
@@ -197,9 +198,9 @@ def rows_of(lab: Lab, votes: TextVotes, controls: TextVotes, facts: Mapping[str,
         HALF: _hits(votes.votes, votes.truth),
     }
     entries, membership = lab.workspace.manifest.adapters, lab.workspace.membership
-    total, drawn = entries["worlds.safetensors"].get("tokens"), membership.shape[1]
+    total, drawn = entries[WORLDS_FILE].get("tokens"), membership.shape[1]
     about: dict[str, Row] = {
-        ALL: _about(1, len(membership), entries["full.safetensors"].get("tokens")),
+        ALL: _about(1, len(membership), entries[FULL_FILE].get("tokens")),
         HALF: _about(votes.num_worlds, membership.sum(axis=0).mean(), None if total is None else total / drawn),
     }
     columns = [controls.votes, *([] if controls.full is None else [controls.full[:, None]])]
