@@ -288,7 +288,8 @@ def test_the_regime_warns_of_an_added_release_and_of_no_other(small_lab, monkeyp
     )
     register(monkeypatch, warner)
     result = run_regime(small_lab, releases.REGIME, "quick", scale=releases.ReleasesScale(120, 2, 40, 240))
-    assert sorted(shared) == [1] * 2 + [len(releases.BUDGETS)] * 3 * len(releases.BUDGETS)
+    alone = 2 + len(releases.MODELS)  # two releases never read the secret, and a model is the same for every secret
+    assert sorted(shared) == [1] * alone + [len(releases.BUDGETS)] * 3 * len(releases.BUDGETS)
     accused = {row["release"] for row in result.rows if row["tells_more_than"]}
     assert accused == {"warner"}
     (line,) = [line for line in releases.verdicts(result) if "warner" in line]
