@@ -119,7 +119,7 @@ def test_the_ladder_has_the_coins_of_accuracy_and_ends_in_greedy_votes(result_an
         assert row["accuracy_at_32"] == pytest.approx(same["accuracy_private"])
         assert row["retained_gain_at_32"] == pytest.approx(same["retained_gain"])
     assert first["distance"] == 0.0
-    decodings = [GUMBEL.times(2), temperature._decoding(0.5).times(2), temperature._decoding(0.999999).times(2)]
+    decodings = [GUMBEL.times(2), temperature.decoding_at(0.5).times(2), temperature.decoding_at(0.999999).times(2)]
     one, other, close = lab.text_votes(60, decodings).values()
     assert (
         0.0

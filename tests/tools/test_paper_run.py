@@ -5,6 +5,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import sys
 from pathlib import Path
 from unittest.mock import Mock
@@ -123,9 +124,32 @@ def test_worlds_can_be_trained_alone_and_sessions_cut_and_another_text_scored(ru
     assert not (found / "results" / "census.json").exists()
 
 
+def test_figures_are_computed_elsewhere_from_votes_and_nothing_else_is(run, corpus, capsys):
+    found = run("--only", "accuracy", "temperature")
+    results = found / "results"
+    here = {name: read(results / f"{name}.json") for name in ("accuracy", "temperature")}
+    shutil.rmtree(results)
+    run("--votes")
+    assert not list(results.glob("*")), "votes alone"
+    shutil.rmtree(corpus.parent / "work" / "notes" / "adapters")
+    run("--from-votes", "--only", *here)
+    for name, before in here.items():
+        after = read(results / f"{name}.json")
+        assert after["rows"] == before["rows"]
+        assert after["provenance"]["machine"] == before["provenance"]["machine"]
+        assert after["provenance"]["votes_from"] == read(found / "stage-1.json")["device"]
+        assert before["provenance"]["votes_from"] is None
+    for words, missing in ((["census"], "census"), (["accuracy", "--cut", "positions=30"], "accuracy")):
+        with pytest.raises(SystemExit, match=rf"^Failed: {missing}\. "):
+            run("--from-votes", "--only", *words)
+        assert "run it there" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
+        ("--votes --from-votes", "--votes .* --from-votes"),
+        ("--from-votes --train worlds", "--train .* machine"),
         ("--stage 2 --only sessions --cut session=2", "--cut session:"),
         ("--stage 2 --only sessions --cut sessions", "sessions=50"),
         ("--stage 2 --only sessions --cut sessions=few", "sessions=50"),

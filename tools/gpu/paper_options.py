@@ -88,6 +88,12 @@ def parse_arguments(description: str | None) -> argparse.Namespace:
         help="other sizes than the preset's, where time is short: sessions=50; values may be lists: 1,16,64",
     )
     parser.add_argument("--worlds", type=int, help="study only the first N worlds, into a separate folder")
+    parser.add_argument("--votes", action="store_true", help="take the votes that these regimes read, and run none")
+    parser.add_argument(
+        "--from-votes",
+        action="store_true",
+        help="on any machine: only from votes that were taken elsewhere; --work and --out as they were there",
+    )
     parser.add_argument("--minutes", type=float, default=25.0, help="start no regime after this")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     parser.add_argument("--seed", type=int, default=0)
@@ -97,7 +103,9 @@ def parse_arguments(description: str | None) -> argparse.Namespace:
     options.name = options.name or Path(options.corpus).name.split(".")[0]
     if reason := refusal(options):
         parser.error(reason)
-    if options.train is None:
+    if options.from_votes:
+        options.train = []
+    elif options.train is None:
         options.train = ["worlds"] if needs_worlds(options) or options.only == [] else []
     size = size_of(options)
     options.workspace = options.name if size in (PAPER, SMALL) else f"{options.name}-of-{size.records}"
@@ -113,8 +121,10 @@ def parse_arguments(description: str | None) -> argparse.Namespace:
 
 
 def parse_cut(text: str) -> tuple[str, Any]:
-    """`sessions=50`, `repetitions=1,16,64`"""
-    name, _, value = text.partition("=")
+    """`sessions=50`, `repetitions=1,16,64`, `designs=` for none"""
+    name, equals, value = text.partition("=")
+    if equals and not value:
+        return name, ()
     try:
         numbers = [json.loads(number) for number in value.split(",")]
     except json.JSONDecodeError:
@@ -146,6 +156,8 @@ def refusal(options: argparse.Namespace) -> str | None:
         (per_step is None or per_step >= 1, f"--worlds-per-step must be 1 or more, not {per_step}"),
         (options.minutes >= 0.0, f"--minutes must be 0 or more, not {options.minutes}"),
         (text is None or text.is_file(), f"--test-text {text}: no such file"),
+        (not (options.votes and options.from_votes), "--votes takes what --from-votes needs: give one of them"),
+        (not (options.train and options.from_votes), "--train needs the machine that took the votes"),
         (public is None or public.is_file(), f"--public-text {public}: no such file"),
     ]
     reasons = [reason for is_kept, reason in rules if not is_kept]

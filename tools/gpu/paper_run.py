@@ -9,6 +9,9 @@ and the same code. Finished regimes are kept, unless `--again`. A regime that wo
 and the stage file says so. Needs torch, transformers,
 numpy, scipy and safetensors only. `--small` is a rehearsal for a CPU, in minutes.
 
+Votes need a GPU; most figures are computed from votes. `--votes` takes them and stops, and `--from-votes` computes,
+where `--work` and `--out` were copied to without the adapters, what needs nothing but votes.
+
 | stage | what |
 |---|---|
 | 1 | arithmetic, accuracy, census, flatness, releases, forgetting, tokens-only attacker, cost, quorum, temperature |
@@ -48,10 +51,12 @@ from paclm.study.lab import Advance, Lab
 from paclm.study.parts import Kept
 from paclm.study.regime import Preset
 from paclm.study.regimes import regime_named
+from paclm.study.regimes.temperature import LADDER, decoding_at
 from paclm.study.results import Result
 from paclm.study.run import device_name, run_regime
 from paclm.worlds.creation import create_workspace
 from paclm.worlds.layout import adapters_file
+from paclm.worlds.manifest import verify_files
 from paclm.worlds.readers import read_corpus
 from paclm.worlds.records import ReadOptions
 from paclm.worlds.storage import write_private_arrays, write_private_json
@@ -82,9 +87,13 @@ def run_stage(options: argparse.Namespace) -> list[str]:
     size = size_of(options)
     if not options.small and pick_device("auto").type != "cuda":
         say(clock, "There is no GPU: at this size a stage takes days on a CPU. A rehearsal takes minutes: --small")
-    workspace = make_workspace(options, size)
+    if options.from_votes:
+        workspace = Workspace.open_for_worker(options.work / options.workspace)  # without adapters
+        verify_files(workspace.path, workspace.manifest)
+    else:
+        workspace = make_workspace(options, size)
+        refuse_training(workspace, options.train, runs=needs_worlds(options))
     say(clock, f"workspace of {size.records} records, {size.worlds} worlds, base {workspace.base.name}")
-    refuse_training(workspace, options.train, runs=needs_worlds(options))
     facts: dict[str, Any] = {}
     for name in options.train:
         workspace, training = train(workspace, name, options.worlds_per_step, clock)
@@ -92,11 +101,15 @@ def run_stage(options: argparse.Namespace) -> list[str]:
             facts["training"] = training
     lab = make_lab(workspace, options, clock)
     write_log(options, {"device": device_name(lab), **facts})
+    if options.votes:
+        take_votes(lab, options)
+        say(clock, "done")
+        return []
     tried = {}
     for name in chosen_regimes(options):
         tried[name] = attempt(lab, name, options, clock)
         write_log(options, regimes={name: tried[name]})
-    if options.stage == 1 and options.only != [] and options.test_text is None:
+    if options.stage == 1 and options.only != [] and options.test_text is None and not options.from_votes:
         save_fixture(lab, options)
     failed = [name for name, what in tried.items() if "failed" in what]
     say(clock, "ended" if failed else "done")
@@ -210,14 +223,26 @@ def make_lab(workspace: Workspace, options: argparse.Namespace, clock: Clock) ->
         **texts,
         first_worlds=options.worlds,
         kept=Kept(options.again),
+        votes_from=read_log(options)["device"] if options.from_votes else None,
     )
+
+
+def take_votes(lab: Lab, options: argparse.Namespace) -> None:
+    """Votes of both decoders and the temperatures between them at as many positions as the chosen regimes score.
+
+    They are megabytes, and on any machine `--from-votes` computes from them what would keep a GPU waiting.
+    """
+    scales = [scale_of(name, options) for name in chosen_regimes(options)]
+    positions = max(getattr(scale, "positions", 0) for scale in scales)
+    draws = max(getattr(scale, "gumbel_draws", 1) for scale in scales)
+    lab.text_votes(positions, [decoding_at(temperature).times(draws) for temperature in LADDER])
+    lab.text_votes(positions, (GREEDY, GUMBEL.times(draws)))  # other votes only if positions are drawn several times
 
 
 def attempt(lab: Lab, name: str, options: argparse.Namespace, clock: Clock) -> dict[str, Any]:
     """Run a regime unless it is done; a failure or lack of time is recorded, and the others still run."""
     regime, folder = regime_named(name), options.out / "results"
-    preset: Preset = "quick" if options.small else "paper"
-    scale = cut_scale(regime.presets[preset], options.cut)
+    preset, scale = preset_of(options), scale_of(name, options)
     made_from = lab.parts(name, [asdict(scale), preset]).key
     before = read_log(options)["regimes"].get(name, {})
     if before.get("made_from") == made_from and is_of(folder / f"{name}.json", before) and not options.again:
@@ -251,6 +276,16 @@ def is_of(path: Path, logged: Mapping[str, Any]) -> bool:
         return path.is_file() and Result.load(path).seconds == logged["seconds"]
     except InvalidInput:
         return False
+
+
+def preset_of(options: argparse.Namespace) -> Preset:
+    """The sizes that cuts are made from."""
+    return "quick" if options.small else "paper"
+
+
+def scale_of(name: str, options: argparse.Namespace) -> Any:
+    """The sizes of a regime."""
+    return cut_scale(regime_named(name).presets[preset_of(options)], options.cut)
 
 
 def cut_scale(scale: Any, cuts: Sequence[tuple[str, Any]]) -> Any:

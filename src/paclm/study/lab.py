@@ -14,9 +14,9 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ import numpy as np
 
 from paclm.config import RuntimeConfig
 from paclm.errors import InvalidInput
-from paclm.privacy.belief import BoolArray
+from paclm.privacy.belief import BoolArray, IntArray
 from paclm.privacy.releases import RULES, Rule
 from paclm.study.code import code_digest
 from paclm.study.decoding import GREEDY, GUMBEL, Decoding
@@ -68,6 +68,7 @@ class Lab:
         kept: Kept | None = None,
         workers: WorkerGroup | None = None,
         plugins: Sequence[Loaded] = (),
+        votes_from: str | None = None,
     ) -> None:
         if first_worlds is not None and not 2 <= first_worlds <= workspace.num_worlds:
             raise InvalidInput(
@@ -84,6 +85,7 @@ class Lab:
         self.plugins = plugins  # those that this run names
         self.other_text = other_text  # texts of another source, for `controls`; none is a record
         self.spare_text = spare_text  # records of the workspace's source that are not in it, for the same
+        self.votes_from = votes_from  # the machine, in words, whose votes are studied; no engine is opened
         self._given_text = test_text
         self._public_text = public_text
         self._given_questions = questions
@@ -120,6 +122,7 @@ class Lab:
             kept=self.kept,
             workers=self.workers,
             plugins=self.plugins,
+            votes_from=self.votes_from,
         )
 
     def seed_for(self, *names: object) -> int:
@@ -186,6 +189,7 @@ class Lab:
         """Train adapters with the settings of `workspace`; returns the workspace that has them."""
         from paclm.engine.training_job import prepare_training
 
+        self._need_worlds(f"Adapters {name} are missing, and would be trained here.")
         self.release_engine()
         return self.run_job(prepare_training(workspace, name))
 
@@ -229,6 +233,7 @@ class Lab:
         from paclm.engine.determinism import check_repeatable
         from paclm.engine.loading import open_engine
 
+        self._need_worlds("This regime needs the worlds, or other votes than those that were taken.")
         names = adapters or (self.worlds_name,)
         runtime = dataclasses.replace(self.runtime, max_sequences=sequences, context=context or self.window)
         workers = self.workers if is_shared else None
@@ -241,6 +246,11 @@ class Lab:
             check_repeatable(opened)
             self._engine = (wanted, opened)
         return self._engine[1]
+
+    def _need_worlds(self, why: str) -> None:
+        """Raise where only votes are."""
+        if self.votes_from is not None:
+            raise InvalidInput(f"{why} Here are only votes that were taken on {self.votes_from}: run it there.")
 
     def release_engine(self) -> None:
         """Free the engine's memory, for training or for an engine opened elsewhere."""
@@ -325,24 +335,32 @@ class Lab:
     def text_votes(
         self, num_positions: int, decodings: Sequence[Decoding], *, with_full: bool = True
     ) -> dict[str, TextVotes]:
-        """Every world's teacher-forced vote, per decoding; kept in the workspace and shared by all regimes."""
+        """Every world's teacher-forced vote, per decoding; kept in the workspace and shared by all regimes.
+
+        What is missing is taken in one pass over the text.
+        """
         names = (self.worlds_name, "full") if with_full else (self.worlds_name,)
         self.ensure(*names)
         passages = self.passages(num_positions)
-
-        def take() -> dict[str, Any]:
-            advance = self.start_task("teacher-forced votes", sum(passage.num_scored for passage in passages))
-            engine = self.engine(*names)
-            seeds = [self.seed_for("coins", decoding.coins or decoding.name) for decoding in decodings]
-            found = collect_votes(engine, passages, decodings, seeds, with_full, advance)
-            return {key: array for name, votes in found.items() for key, array in votes.arrays(name).items()}
-
         code = code_digest("paclm.study.recorded_votes", "paclm.engine.loading")
         text, adapters = _digest_of(passages), self._adapters(names)
-        key = json.dumps([repr(tuple(decodings)), adapters, text, self.seed, self.arithmetic, code])
-        path = self.folder / "votes" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.npz"
-        arrays = self.kept.arrays(path, take)
-        return {decoding.name: TextVotes.from_arrays(arrays, decoding.name) for decoding in decodings}
+        paths = {}
+        for decoding in decodings:
+            key = json.dumps([repr(decoding), adapters, text, self.seed, self.arithmetic, code])
+            paths[decoding] = self.folder / "votes" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.npz"
+        missing = [decoding for decoding in decodings if not self.kept.has(paths[decoding])]
+        taken: dict[str, TextVotes] = {}
+        if missing:
+            engine = self.engine(*names)
+            advance = self.start_task("teacher-forced votes", sum(passage.num_scored for passage in passages))
+            seeds = [self.seed_for("coins", decoding.coins or decoding.name) for decoding in missing]
+            taken = collect_votes(engine, passages, missing, seeds, with_full, advance)
+        found = {}
+        for decoding in decodings:
+            name = decoding.name
+            arrays = self.kept.arrays(paths[decoding], partial(_arrays_of, taken, name))
+            found[name] = TextVotes.from_arrays(arrays, name)
+        return found
 
     def gumbel_votes(self, num_positions: int, draws: int) -> TextVotes:
         """Coupled Gumbel votes, from the votes of both decoders that `accuracy` takes and other regimes share."""
@@ -374,6 +392,8 @@ class Lab:
     @property
     def arithmetic(self) -> tuple[str, str]:
         """Type of numbers and of device."""
+        if self.votes_from is not None:
+            return self.votes_from.rpartition(", ")[2], "cpu" if " CPU thread" in self.votes_from else "cuda"
         from paclm.engine.loading import pick_device, pick_dtype
 
         device = pick_device(self.runtime.device)
@@ -393,6 +413,10 @@ def _place(adapters: str) -> tuple[str, slice | None]:
     if first := re.fullmatch(r"worlds-first-([0-9]+)", adapters):
         return WORLDS_FILE, slice(0, int(first[1]))
     return adapters_file(adapters), None
+
+
+def _arrays_of(taken: Mapping[str, TextVotes], name: str) -> dict[str, IntArray]:
+    return taken[name].arrays(name)
 
 
 def _hash_texts(texts: Sequence[str]) -> str:

@@ -61,6 +61,7 @@ def run_regime(lab: Lab, regime: Regime, preset: Preset, collections: int = 1, s
             **provenance(lab.workspace, device_name(lab)),
             "worlds": lab.num_worlds,
             "kept_from_before": len(lab.kept.from_before),
+            "votes_from": lab.votes_from,
             "plugins": [identify(loaded) for loaded in lab.plugins],
             "stamp": STAMP,
         },
@@ -93,7 +94,9 @@ def run_regimes(
 
 
 def device_name(lab: Lab) -> str:
-    """The device of the engine, in words."""
+    """The device of the engine, in words, also where only its votes are studied."""
+    if lab.votes_from is not None:
+        return lab.votes_from
     device = pick_device(lab.runtime.device)
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)}, {lab.arithmetic[0]}"

@@ -21,7 +21,7 @@ import numpy as np
 from paclm.privacy.belief import FloatArray, IntArray
 from paclm.privacy.leak import Estimate
 from paclm.privacy.releases import rule_named
-from paclm.study.decoding import GUMBEL, Decoding
+from paclm.study.decoding import GREEDY, GUMBEL, Decoding
 from paclm.study.expectation import IN_EXPECTATION, ExpectedReleases
 from paclm.study.lab import Lab
 from paclm.study.recorded_votes import TextVotes
@@ -124,8 +124,7 @@ def pick_votes(ladder: Sequence[TextVotes], chosen: IntArray) -> TextVotes:
 
 def run(lab: Lab, scale: TemperatureScale) -> Findings:
     """Every fixed temperature, then every rule."""
-    # greedy at temperature 0 draws no coins: it is the same in every draw
-    decodings = [_decoding(tau).times(scale.draws) for tau in scale.temperatures]
+    decodings = [decoding_at(tau).times(scale.draws) for tau in scale.temperatures]
     found = lab.text_votes(scale.positions, decodings)
     ladder = [found[decoding.name] for decoding in decodings]
     parts = lab.parts("temperature", [asdict(scale), [votes.digest for votes in ladder]])
@@ -133,9 +132,11 @@ def run(lab: Lab, scale: TemperatureScale) -> Findings:
     return Findings(rows, [IN_EXPECTATION, DISTANCE])
 
 
-def _decoding(temperature: float) -> Decoding:
-    if temperature == GUMBEL.temperature:
-        return GUMBEL
+def decoding_at(temperature: float) -> Decoding:
+    """Sampling at a temperature on the coins of τ = 1; greedy at 0."""
+    for known in (GUMBEL, GREEDY):  # greedy draws no coins: its votes are the same in every draw
+        if temperature == known.temperature:
+            return known
     return Decoding(f"gumbel-{temperature:g}", temperature, coins=GUMBEL.name)
 
 
