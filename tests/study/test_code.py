@@ -1,6 +1,9 @@
 """What is kept of an earlier run is kept for its code: an edit that can change numbers ends it, others do not."""
 
+import ast
 import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -43,6 +46,46 @@ def edited(path, old, new, module):
     assert old in text
     path.write_text(text.replace(old, new, 1))
     return before, code_digest(module)
+
+
+OTHER_PYTHONS = [found for name in ("python3.12", "python3.13", "python3.14") if (found := shutil.which(name))]
+DIGEST = (
+    "import sys; sys.path.insert(0, sys.argv[1]);"
+    "import importlib.util as u;"
+    "spec = u.spec_from_file_location('code', sys.argv[2]); code = u.module_from_spec(spec);"
+    "spec.loader.exec_module(code); print(code.code_digest(sys.argv[3]))"
+)
+STUBS = {"__init__.py": "", "errors.py": "class InvalidInput(Exception): ...\n"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'def f(x: int) -> str:\n    return f"{x:<{x}}{x}" f"" f"{x!r:>{x}.2f} {{}}"\n',
+        "class A[T]: ...\n" if sys.version_info >= (3, 12) else "class A: ...\n",
+    ],
+)
+def test_the_digest_is_that_of_other_versions_of_python(tmp_path, text):
+    """Votes that a GPU took under one version are found under another."""
+    found = set()
+    for name, content in {**STUBS, "this.py": text}.items():
+        (tmp_path / "paclm" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "paclm" / name).write_text(content)
+    for python in (sys.executable, *OTHER_PYTHONS):
+        command = [python, "-c", DIGEST, str(tmp_path), code.__file__, "paclm.this"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode == 0 or python == sys.executable:  # a shim of a version that is not installed fails
+            found.add(done.stdout)
+    assert len(found) == 1
+    assert len(found.pop().strip()) == 64
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("f('')", "f()"), ("x = ''", "x = None"), ("f'{x}'", "f'{x!r}'"), ("f'{x}a'", "f'a{x}'"), ("x = []", "x = ()")],
+)
+def test_other_code_has_another_plain_form(one, other):
+    assert code._plain(ast.parse(one)) != code._plain(ast.parse(other))
 
 
 @pytest.mark.parametrize(

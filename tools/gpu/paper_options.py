@@ -25,7 +25,7 @@ STAGES = {
     ),
     2: ("sessions", "sweep", "generation", "ablation", "canaries"),
     3: ("pmixed",),
-    4: ("worlds", "coupling", "universe", "capacity", "chosen_prompts"),
+    4: ("worlds", "coupling", "universe", "capacity", "chosen_prompts", "controls"),
     5: ("accuracy", "census", "flatness", "releases"),
     6: ("depth",),
 }
@@ -69,6 +69,9 @@ def parse_arguments(description: str | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--public-text", type=Path, help="text that is no record and is not scored, for searches; default: no search"
+    )
+    parser.add_argument(
+        "--other-text", type=Path, help="records of another source, for controls; default: the rest of the corpus alone"
     )
     parser.add_argument("--work", type=Path, required=True, help="where workspaces are kept between stages")
     parser.add_argument("--out", type=Path, required=True, help="where results go")
@@ -145,7 +148,7 @@ def needs_worlds(options: argparse.Namespace) -> bool:
 def refusal(options: argparse.Namespace) -> str | None:
     """Why these options cannot be run, or None."""
     worlds, per_step, text, own = options.worlds, options.worlds_per_step, options.test_text, STAGES[options.stage]
-    public = options.public_text
+    public, other = options.public_text, options.other_text
     strangers = [name for name in chosen_regimes(options) if name not in own]
     most = size_of(options).worlds
     rules = [
@@ -159,6 +162,7 @@ def refusal(options: argparse.Namespace) -> str | None:
         (not (options.votes and options.from_votes), "--votes takes what --from-votes needs: give one of them"),
         (not (options.train and options.from_votes), "--train needs the machine that took the votes"),
         (public is None or public.is_file(), f"--public-text {public}: no such file"),
+        (other is None or other.is_file(), f"--other-text {other}: no such file"),
     ]
     reasons = [reason for is_kept, reason in rules if not is_kept]
     if not reasons:

@@ -17,7 +17,7 @@ where `--work` and `--out` were copied to without the adapters, what needs nothi
 | 1 | arithmetic, accuracy, census, flatness, releases, forgetting, tokens-only attacker, cost, quorum, temperature |
 | 2 | sessions, sweep, generation, ablation, canaries |
 | 3 | PMixED and its neighbours |
-| 4 | number of worlds, coupled against uncoupled training, universe audit, capacity |
+| 4 | number of worlds, coupled against uncoupled training, universe audit, capacity, chosen prompts, other text |
 | 5 | with `--collection 2`, `3` …: the same records in other worlds, drawn and trained anew |
 | 6 | adapted layers and rank: fewer records and worlds, in a workspace of their own; minutes |
 """
@@ -243,6 +243,7 @@ def attempt(lab: Lab, name: str, options: argparse.Namespace, clock: Clock) -> d
     """Run a regime unless it is done; a failure or lack of time is recorded, and the others still run."""
     regime, folder = regime_named(name), options.out / "results"
     preset, scale = preset_of(options), scale_of(name, options)
+    give_controls(lab, name, options)
     made_from = lab.parts(name, [asdict(scale), preset]).key
     before = read_log(options)["regimes"].get(name, {})
     if before.get("made_from") == made_from and is_of(folder / f"{name}.json", before) and not options.again:
@@ -268,6 +269,20 @@ def attempt(lab: Lab, name: str, options: argparse.Namespace, clock: Clock) -> d
     for line in summary:
         say(clock, f"  {line}")
     return {"seconds": result.seconds, "rows": len(result.rows), "made_from": made_from}
+
+
+def give_controls(lab: Lab, name: str, options: argparse.Namespace) -> None:
+    """Text to train controls on: records of the corpus that the workspace does not hold, and those of --other-text.
+
+    Other regimes get none: what they keep would depend on it.
+    """
+    lab.spare_text = lab.other_text = None
+    if name == "controls":
+        size = size_of(options)
+        rest = read_corpus(options.corpus, ReadOptions()).records[size.records + size.held_out :]
+        lab.spare_text = [record.text for record in rest[: size.records]]
+        if options.other_text is not None:
+            lab.other_text = [record.text for record in read_corpus(str(options.other_text), ReadOptions()).records]
 
 
 def is_of(path: Path, logged: Mapping[str, Any]) -> bool:

@@ -2,7 +2,8 @@
 
 It covers a module and every module of this package that it imports, at the top or inside a function, directly or
 through others. Of a plugin it covers the modules of the plugin's package in the same way. Comments, docstrings and
-formatting do not count. Libraries are not covered.
+formatting do not count. Libraries are not covered. The digest is the same in every version of Python, so that what one
+machine made another one finds.
 """
 
 from __future__ import annotations
@@ -51,7 +52,19 @@ def _read(module: str) -> tuple[str, tuple[str, ...]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
             node.body = [line for line in node.body if not _is_text(line)]
-    return hashlib.sha256(ast.dump(tree).encode()).hexdigest(), tuple(sorted(imported))
+    return hashlib.sha256(repr(_plain(tree)).encode()).hexdigest(), tuple(sorted(imported))
+
+
+def _plain(node: object) -> object:
+    """A syntax tree as tuples, without what is empty: the same in every version of Python that reads the code."""
+    if isinstance(node, ast.JoinedStr):  # Python 3.12 adds empty texts
+        return "JoinedStr", *(_plain(part) for part in node.values if getattr(part, "value", None) != "")
+    if isinstance(node, ast.AST):
+        fields = ((name, _plain(value)) for name, value in ast.iter_fields(node))
+        return type(node).__name__, *((name, value) for name, value in fields if value not in (None, ()))
+    if isinstance(node, list):
+        return tuple(map(_plain, node))
+    return repr(node) if node is not None else None
 
 
 def _imported(tree: ast.Module, package: str) -> Iterator[str]:
