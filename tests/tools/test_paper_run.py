@@ -72,7 +72,7 @@ def test_a_stage_trains_once_and_leaves_small_results_and_votes(run, paper_run, 
         run("--only", "precision", "accuracy", "--minutes", "0")
         assert not asked.called  # what is done stays done, also where no time is left
         for others in (["--again"], ["--cut", "positions=30"], ["--seed", "1"]):
-            with pytest.raises(SystemExit, match=r"^Failed: precision\. "):
+            with pytest.raises(SystemExit, match=r"^Not finished: precision\. "):
                 run("--only", "precision", *others)
         assert asked.call_count == 3
     path = found / "results" / "accuracy.json"
@@ -91,14 +91,15 @@ def test_a_regime_that_fails_or_comes_too_late_is_named_and_the_others_run(run, 
         return genuine(lab, regime, *rest)
 
     monkeypatch.setattr(paper_run, "run_regime", fail)
-    with pytest.raises(SystemExit, match=r"^Failed: flatness\. "):
+    with pytest.raises(SystemExit, match=r"^Not finished: flatness\. "):
         run("--only", "flatness", "precision")
     found = corpus.parent / "out" / "notes"
     regimes = read(found / "stage-1.json")["regimes"]
     assert regimes["flatness"] == {"failed": "ValueError: broken on purpose"}
     assert regimes["precision"]["rows"] == 2
-    late = run("--only", "census", "--minutes", "0")
-    assert read(late / "stage-1.json")["regimes"]["census"] == {"left_out": "no time"}
+    with pytest.raises(SystemExit, match=r"^Not finished: census\. "):
+        run("--only", "census", "--minutes", "0")
+    assert read(found / "stage-1.json")["regimes"]["census"] == {"left_out": "no time"}
 
 
 def test_worlds_can_be_trained_alone_and_sessions_cut_and_another_text_scored(run, paper_run, monkeypatch, corpus):
@@ -140,9 +141,34 @@ def test_figures_are_computed_elsewhere_from_votes_and_nothing_else_is(run, corp
         assert after["provenance"]["votes_from"] == read(found / "stage-1.json")["device"]
         assert before["provenance"]["votes_from"] is None
     for words, missing in ((["census"], "census"), (["accuracy", "--cut", "positions=30"], "accuracy")):
-        with pytest.raises(SystemExit, match=rf"^Failed: {missing}\. "):
+        with pytest.raises(SystemExit, match=rf"^Not finished: {missing}\. "):
             run("--from-votes", "--only", *words)
         assert "run it there" in capsys.readouterr().out
+
+
+def test_without_a_stage_all_run_and_those_that_did_not_finish_are_named(paper_run, monkeypatch, corpus, capsys):
+    words = ["paper_run.py", "--corpus", str(corpus), "--work", str(corpus.parent / "work"), "--out", "out"]
+    monkeypatch.setattr(sys, "argv", [*words, "--small"])
+    statuses, asked = iter([0, 1, 0, 0, 0, 2, 0]), []
+    monkeypatch.setattr(
+        paper_run.subprocess, "run", lambda command, check: asked.append(command) or Mock(returncode=next(statuses))
+    )
+    with pytest.raises(SystemExit, match=r"^Not finished: stage 2; stage 5, collection 3\. Repeat"):
+        paper_run.main()
+    assert [(command[-3], command[-1]) for command in asked] == [
+        *(("1", "1"), ("2", "1"), ("3", "1"), ("4", "1")),
+        *(("5", "2"), ("5", "3"), ("6", "1")),
+    ]
+    assert all(command[1:9] == [paper_run.__file__, *words[1:], "--small"] for command in asked)
+    assert re.search(r"stage 2: 0\.0 minutes, not finished\n", capsys.readouterr().out)
+    monkeypatch.setattr(paper_run.subprocess, "run", lambda *_, **__: Mock(returncode=0))
+    paper_run.main()
+    for option in (["--only", "accuracy"], ["--again"], ["--collection", "2"], ["--votes"]):
+        monkeypatch.setattr(sys, "argv", [*words, *option])
+        with pytest.raises(SystemExit) as left:
+            paper_run.main()
+        assert left.value.code == 2
+        assert f"{option[0]} is for one stage" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -221,7 +247,7 @@ def test_another_collection_and_the_first_worlds_are_studied_in_folders_of_their
 def test_a_regime_that_trains_its_own_points_needs_no_worlds_and_has_a_size_of_its_own(run, paper_run, monkeypatch):
     asked = Mock(side_effect=ValueError)
     monkeypatch.setattr(paper_run, "run_regime", asked)
-    with pytest.raises(SystemExit, match=r"^Failed: depth\. "):
+    with pytest.raises(SystemExit, match=r"^Not finished: depth\. "):
         run("--stage", "6", "--cut", "most_rates=1")
     lab, regime, *_, scale = asked.call_args.args
     assert (regime.name, scale.most_rates, lab.num_worlds) == ("depth", 1, 4)
@@ -232,7 +258,7 @@ def test_a_regime_that_trains_its_own_points_needs_no_worlds_and_has_a_size_of_i
     real = sys.argv.copy()
     real.remove("--small")
     monkeypatch.setattr(sys, "argv", real)
-    with pytest.raises(SystemExit, match=r"^Failed: depth\. "):
+    with pytest.raises(SystemExit, match=r"^Not finished: depth\. "):
         paper_run.main()
     assert asked.call_args.args[0].workspace.path.name == "notes-of-24"
     assert asked.call_args.args[2] == "paper"

@@ -47,6 +47,10 @@ PAPER = Size(2048, 512, 16, 128, 512)
 SMALL = Size(48, 16, 4, 8, 96)
 OTHERS = {6: Size(512, 256, 0, 32, 512)}  # by stage; in a workspace of their own
 PAPER_STAGES = {stage: names for stage, names in STAGES.items() if stage not in OTHERS}
+WHOLE = ((1, 1), (2, 1), (3, 1), (4, 1), (5, 2), (5, 3), (6, 1))
+"""Stages and collections of a corpus, in order, where no stage is named."""
+PARTIAL = ("only", "train", "cut", "worlds", "votes", "from_votes", "again", "worlds_per_step")
+"""Options that need a stage."""
 
 
 def size_of(options: argparse.Namespace) -> Size:
@@ -57,7 +61,9 @@ def size_of(options: argparse.Namespace) -> Size:
 def parse_arguments(description: str | None) -> argparse.Namespace:
     """Parse and check the command line."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--stage", type=int, choices=sorted(STAGES), required=True)
+    parser.add_argument(
+        "--stage", type=int, choices=sorted(STAGES), help="one of them; default: all, with three collections of worlds"
+    )
     parser.add_argument("--corpus", required=True, help="records, as `paclm init --corpus` reads them")
     parser.add_argument("--name", help="name of the corpus in file names; default: from its path")
     parser.add_argument(
@@ -104,6 +110,10 @@ def parse_arguments(description: str | None) -> argparse.Namespace:
     parser.add_argument("--small", action="store_true", help="a rehearsal at the preset quick")
     options = parser.parse_args()
     options.name = options.name or Path(options.corpus).name.split(".")[0]
+    if options.stage is None:
+        if reason := refusal_of_whole(options, parser):
+            parser.error(reason)
+        return options
     if reason := refusal(options):
         parser.error(reason)
     if options.from_votes:
@@ -121,6 +131,14 @@ def parse_arguments(description: str | None) -> argparse.Namespace:
         folder += f"-first-{options.worlds}"
     options.out = options.out / folder
     return options
+
+
+def refusal_of_whole(options: argparse.Namespace, parser: argparse.ArgumentParser) -> str | None:
+    """Why these options cannot be run for all stages, or None."""
+    for name in (*PARTIAL, "collection"):
+        if getattr(options, name) != parser.get_default(name):
+            return f"--{name.replace('_', '-')} is for one stage: name it with --stage"
+    return refusal(argparse.Namespace(**vars(options) | {"stage": WHOLE[0][0]}))
 
 
 def parse_cut(text: str) -> tuple[str, Any]:

@@ -1,13 +1,15 @@
 """The paper's evaluation at full scale on one GPU, in stages of at most 25 minutes.
 
+    python tools/gpu/paper_run.py --corpus wikipedia.jsonl.xz --base smollm2 --work ~/paper --out results
     python tools/gpu/paper_run.py --stage 1 --corpus wikipedia.jsonl.xz --base smollm2 --work ~/paper --out results
 
-Stages are independent: each makes the workspace and trains the worlds unless `--work` holds them already, runs its
-regimes at the preset `paper`, and writes small result files (JSON; no weights, no text) into a folder of `--out` that
-is named after the corpus and laid out as `paclm study report` reads it. A stopped stage continues with the same command
-and the same code. Finished regimes are kept, unless `--again`. A regime that would start after `--minutes` is skipped,
-and the stage file says so. Needs torch, transformers,
-numpy, scipy and safetensors only. `--small` is a rehearsal for a CPU, in minutes.
+The first command runs all stages of a corpus, each in a process of its own; after a stop, repeat it. Stages are
+independent: each makes the workspace and trains the worlds unless `--work` holds them already, runs its regimes at the
+preset `paper`, and writes small result files (JSON; no weights, no text) into a folder of `--out` that is named after
+the corpus and laid out as `paclm study report` reads it. A stopped stage continues with the same command and the same
+code. Finished regimes are kept, unless `--again`. A regime that would start `--minutes` after the start of its stage is
+left out, and the stage file says so. Needs torch, transformers, numpy, scipy and safetensors only. `--small` is a
+rehearsal for a CPU, in minutes.
 
 Votes need a GPU; most figures are computed from votes. `--votes` takes them and stops, and `--from-votes` computes,
 where `--work` and `--out` were copied to without the adapters, what needs nothing but votes.
@@ -27,6 +29,7 @@ from __future__ import annotations
 import argparse
 import fcntl
 import json
+import subprocess
 import sys
 import time
 import traceback
@@ -61,7 +64,7 @@ from paclm.worlds.readers import read_corpus
 from paclm.worlds.records import ReadOptions
 from paclm.worlds.storage import write_private_arrays, write_private_json
 from paclm.worlds.workspace import Workspace
-from paper_options import Size, chosen_regimes, needs_worlds, parse_arguments, size_of
+from paper_options import WHOLE, Size, chosen_regimes, needs_worlds, parse_arguments, size_of
 
 FIXTURE_POSITIONS = 4096
 
@@ -69,6 +72,9 @@ FIXTURE_POSITIONS = 4096
 def main() -> None:
     """Run one stage; report an error of paclm as one line."""
     options = parse_arguments(__doc__)
+    if options.stage is None:
+        run_all(options)
+        return
     try:
         failed = run_stage(options)
     except PaclmError as error:
@@ -77,7 +83,24 @@ def main() -> None:
         what = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
         sys.exit(f"Error: {what}. Fix that and repeat the command: the stage continues where it stopped.")
     if failed:
-        sys.exit(f"Failed: {', '.join(failed)}. Repeat the command to run them again.")
+        sys.exit(f"Not finished: {', '.join(failed)}. Repeat the command to run them.")
+
+
+def run_all(options: argparse.Namespace) -> None:
+    """Every stage in a process of its own; ends with the minutes of each, and with an error if any is unfinished."""
+    lines, unfinished = [], []
+    for stage, collection in WHOLE:
+        name = f"stage {stage}" + (f", collection {collection}" if collection > 1 else "")
+        print(f"== {name}", flush=True)
+        own = ["--stage", str(stage), "--collection", str(collection)]
+        began = time.monotonic()
+        status = subprocess.run([sys.executable, __file__, *sys.argv[1:], *own], check=False).returncode
+        if status:
+            unfinished.append(name)
+        lines.append(f"{name}: {(time.monotonic() - began) / 60:.1f} minutes{', not finished' if status else ''}")
+    print("\n".join(lines))
+    if unfinished:
+        sys.exit(f"Not finished: {'; '.join(unfinished)}. Repeat the command: it continues where it stopped.")
 
 
 def run_stage(options: argparse.Namespace) -> list[str]:
@@ -111,7 +134,7 @@ def run_stage(options: argparse.Namespace) -> list[str]:
         write_log(options, regimes={name: tried[name]})
     if options.stage == 1 and options.only != [] and options.test_text is None and not options.from_votes:
         save_fixture(lab, options)
-    failed = [name for name, what in tried.items() if "failed" in what]
+    failed = [name for name, what in tried.items() if not {"failed", "left_out"}.isdisjoint(what)]
     say(clock, "ended" if failed else "done")
     return failed
 
