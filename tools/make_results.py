@@ -99,7 +99,7 @@ def render(folder: Path = RESULTS) -> str:
             paper_capacity=PAPER["tab:capacity"].rows,
             paper_cost=PAPER["tab:cost"].rows[(1,)],
             cuts=layout.cuts_table(studies),
-            pooled=[pooled for study in mains if (pooled := pool_collections(study, studies))],
+            pooled=[pooled for study in studies if (pooled := pool_collections(study, studies))],
             alarm=claims.ALARM,
             most_lines=MOST_LINES,
             **{name: getattr(layout, name) for name in layout.__all__},

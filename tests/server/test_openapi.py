@@ -26,24 +26,19 @@ def test_schemathesis_finds_nothing(start, start_corpus, small_base, chat_tokeni
     if promise == "student":
         made = make_student(tmp_path / "clinic", small_base)
         with serve_student(made, str(small_base), chat_tokenizer, settings=settings) as live:
-            check_document(live, tmp_path, max_examples=2)
-        return
-    live = start(tokenizer=chat_tokenizer, settings=settings) if promise == "half" else start_corpus(settings=settings)
-    check_document(live, tmp_path, max_examples=5 if promise == "half" else 2)
+            check_document(live, tmp_path, "examples,fuzzing", max_examples=2)
+    elif promise == "corpus":
+        check_document(start_corpus(settings=settings), tmp_path, "examples,fuzzing", max_examples=2)
+    else:
+        live = start(tokenizer=chat_tokenizer, settings=settings)
+        check_document(live, tmp_path, "examples,coverage,fuzzing", max_examples=5)
 
 
-def check_document(live, tmp_path, max_examples):
+def check_document(live, tmp_path, phases, max_examples):
     command = [
         *(str(Path(sys.executable).parent / "schemathesis"), "run", f"{live.url}/openapi.json"),
         *("--header", f"Authorization: Bearer {live.admin}", "--checks", CHECKS, "--seed", "1"),
-        *(
-            "--max-examples",
-            str(max_examples),
-            "--phases",
-            "examples,coverage,fuzzing",
-            "--workers",
-            "1",
-        ),
+        *("--max-examples", str(max_examples), "--phases", phases, "--workers", "1"),
         *("--generation-database", "none", "--no-color", "--request-timeout", "20"),
     ]
     environment = {**os.environ, "HYPOTHESIS_STORAGE_DIRECTORY": str(tmp_path)}

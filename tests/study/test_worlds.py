@@ -36,16 +36,16 @@ def real_votes(monkeypatch):
 
 
 def test_fewer_worlds_dissent_less_and_keep_more(small_lab, real_votes):
-    """Subsets differ by 0.013 at most (standard deviation): 16 of them are within 0.02 but once in 1e8 seeds."""
-    result = run_regime(small_lab, REGIME, "quick", scale=WorldsScale(32768, 1, sizes=(8, 32, 128), subsets=16))
-    for decoder, *kept in (("greedy", 0.868, 0.815, 0.750), ("gumbel", 0.860, 0.834, 0.798)):
-        few, some, many = (result.one(decoder=decoder, worlds=m) for m in (8, 32, 128))
-        assert few["dissent"] < some["dissent"] < many["dissent"]
-        assert [row["retained_gain_at_32"] for row in (few, some, many)] == pytest.approx(kept, abs=0.02)
+    """Subsets differ by 0.013 at most (standard deviation): the mean of 8 is within 0.02 but once in 70,000 seeds."""
+    result = run_regime(small_lab, REGIME, "quick", scale=WorldsScale(32768, 1, sizes=(8, 128), subsets=8))
+    for decoder, *kept in (("greedy", 0.868, 0.750), ("gumbel", 0.860, 0.798)):
+        few, many = (result.one(decoder=decoder, worlds=m) for m in (8, 128))
+        assert few["dissent"] < many["dissent"]
+        assert [row["retained_gain_at_32"] for row in (few, many)] == pytest.approx(kept, abs=0.02)
         assert few["retained_gain_at_32"] > many["retained_gain_at_32"] + 0.04  # beyond both errors
         # what one world keeps does not depend on how many there are
         assert few["retained_gain_noiseless"] == pytest.approx(many["retained_gain_noiseless"], abs=0.02)
-    assert len(result.rows) == 6
+    assert len(result.rows) == 4
     assert len(REGIME.in_short(result)) == 2
 
 

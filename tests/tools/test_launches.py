@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools" / "gpu"))
@@ -44,6 +45,7 @@ def test_the_bench_counts_the_launches_of_a_training_step(tmp_path):
     assert report["step_of_one_world_ms"] > 0
 
 
+@pytest.mark.stress
 def test_the_bench_of_graphs_measures_every_way(tmp_path):
     out = tmp_path / "graphs.json"
     command = [sys.executable, str(TOOLS / "bench_gpu_graphs.py"), "--small", "--out", str(out), "--seconds", "600"]
