@@ -151,6 +151,7 @@ def test_every_command_on_the_page_is_one_that_the_script_takes(tool, tmp_path, 
     """At its commit a regime may have belonged to another stage."""
     import dp_run
     import paper_options
+    import recorded_votes
 
     def takes(words, name):
         monkeypatch.setattr(sys, "argv", words)
@@ -166,8 +167,11 @@ def test_every_command_on_the_page_is_one_that_the_script_takes(tool, tmp_path, 
             for option in ("--test-text", "--public-text"):
                 if option in words:
                     (tmp_path / Path(words[words.index(option) + 1]).name).touch()
-            if "dp_run.py" in words[0]:
-                monkeypatch.setattr(sys, "argv", words)
+            monkeypatch.setattr(sys, "argv", words)
+            if "recorded_votes.py" in words[0]:
+                assert recorded_votes.parse_arguments().votes.name == "votes"
+                assert name in recorded_votes.SCALES
+            elif "dp_run.py" in words[0]:
                 assert study.folder.name in [corpus[0] for corpus in dp_run.parse_arguments().corpus]
             else:
                 at = words.index("--stage") + 1
@@ -200,7 +204,7 @@ def test_a_section_without_a_result_is_left_out(tool, studies, name):
 
 
 def test_a_regime_without_a_written_section_is_shown_by_its_own_summary(tool, monkeypatch):
-    (name, having) = next(one for one in tool.sections(*[tool.find_studies()] * 2) if one[0] == "census")
+    (name, having) = next(one for one in tool.sections(tool.find_studies()) if one[0] == "census")
     title = tool.regime_named(name).title
     assert having[0].summary(name)[0] not in section(tool.render(), title)
     monkeypatch.setattr(tool, "written", list)

@@ -32,7 +32,7 @@ from paclm.study.paper_numbers import PAPER
 from paclm.study.regimes import NAMES, regime_named
 from paclm.study.table import file_name_of, to_csv, to_latex, to_markdown
 from results_page import claims, layout
-from results_page.evaluation import MAIN, Evaluation, pool_collections
+from results_page.evaluation import CORPORA, MAIN, Evaluation, pool_collections
 from results_page.headlines import changes, reasons
 
 ROOT = Path(__file__).parent.parent
@@ -53,9 +53,10 @@ FILTERS: dict[str, Callable[..., Any]] = {
 
 
 def find_studies(folder: Path = RESULTS) -> list[Evaluation]:
-    """Every evaluation of the folder, the two corpora first."""
+    """Every evaluation of the folder, the main ones first."""
     names = {path.parent.parent.name for path in folder.glob("*/results/*.json")}
-    ordered = sorted(names, key=lambda name: (name not in MAIN, MAIN[0] not in name, name))
+    others = sorted(names.difference(MAIN), key=lambda name: (MAIN[0] not in name, name))
+    ordered = [*(name for name in MAIN if name in names), *others]
     return [Evaluation(folder / name) for name in ordered]
 
 
@@ -86,7 +87,7 @@ def render(folder: Path = RESULTS) -> str:
         .render(
             studies=studies,
             mains=mains,
-            sections=sections(studies, mains),
+            sections=sections(studies),
             written=written(),
             changed=changed,
             reasons=reasons(changed, mains, earlier),
@@ -108,12 +109,12 @@ def render(folder: Path = RESULTS) -> str:
     return squeeze(text)
 
 
-def sections(studies: Sequence[Evaluation], mains: Sequence[Evaluation]) -> list[tuple[str, list[Evaluation]]]:
+def sections(studies: Sequence[Evaluation]) -> list[tuple[str, list[Evaluation]]]:
     """Every regime with a result, and the evaluations that its section shows: the two corpora if they have it."""
     found = []
     for name in NAMES:
-        having = [study for study in mains if name in study.results]
-        having = having or [study for study in studies if name in study.results]
+        all_having = [study for study in studies if name in study.results]
+        having = [study for study in all_having if study.folder.name in CORPORA] or all_having
         if having:
             found.append((name, having))
     return found

@@ -21,14 +21,21 @@ from paclm.study.table import TableData, file_name_of, to_markdown
 from paclm.study.tables import all_tables
 from results_page import pooling
 
-MAIN = ("wiki", "cables")
-"""The two corpora, whose figures stand side by side on the page."""
+MAIN = ("wiki", "recorded", "cables")
+"""What stands side by side in headlines and claims: two corpora, and more text of the first on other worlds."""
+CORPORA = ("wiki", "cables")
+"""Those whose figures stand side by side in the sections of regimes."""
 TITLES = {
     "wiki": "Wikipedia",
+    "recorded": "Wikipedia, recorded votes",
     "cables": "diplomatic papers",
     "wikitext": "WikiText test split",
     "collections": "Wikipedia, few worlds",
 }
+
+
+SCRIPTS = {"paper_run": "tools/gpu", "dp_run": "tools/gpu", "recorded_votes": "tools"}
+"""What makes results, and where it is."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +76,9 @@ class Evaluation:
 
     @cached_property
     def tables(self) -> dict[str, TableData]:
-        """Every table whose regimes were run."""
-        allowed = [table for table in all_tables() if all(name in self.results for name in table.regimes)]
+        """Every table whose regimes were run; of a workspace also those about itself."""
+        possible = [table for table in all_tables() if table.regimes or "arguments" in self.origin]
+        allowed = [table for table in possible if all(name in self.results for name in table.regimes)]
         built = {table.label: table.build(self.results) for table in allowed}
         return {label: data for label, data in built.items() if data.rows}
 
@@ -111,7 +119,10 @@ class Evaluation:
     def command(self, regime: str) -> str:
         """The command that made a result, as typed in a checkout."""
         words = str(self.results[regime].provenance["command"])
-        return f"python tools/gpu/{words[words.index('dp_run.py' if 'dp_run.py' in words else 'paper_run.py') :]}"
+        found = re.search(rf"(?:{'|'.join(SCRIPTS)})\.py.*", words)
+        assert found, words
+        script = found[0].partition(".")[0]
+        return f"python {SCRIPTS[script]}/{found[0]}"
 
 
 @dataclass(frozen=True)

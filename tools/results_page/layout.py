@@ -159,7 +159,7 @@ def provenance_table(studies: Iterable[Evaluation]) -> str:
 
 def shorten(command: str) -> str:
     """A command without the options that only say which files to read and write."""
-    return re.sub(rf" --({'|'.join(USUAL)})( [^-]\S*)+", "", command).removeprefix("python tools/gpu/")
+    return re.sub(rf" --({'|'.join(USUAL)})( [^-]\S*)+", "", command).partition("/")[2].removeprefix("gpu/")
 
 
 def command_list(studies: Iterable[Evaluation]) -> str:

@@ -90,10 +90,9 @@ def plain(value: Any) -> Any:
 
 
 def provenance(workspace: Workspace, device: str) -> dict[str, Any]:
-    """Commit, hashes, versions and machine: what a number depends on."""
+    """Hashes of the workspace, commit, versions and machine: what a number depends on."""
     manifest = workspace.manifest
     return {
-        "commit": _commit(),
         "corpus": manifest.files,
         "records": len(workspace.membership),
         "held_out": manifest.summary.get("held_out"),
@@ -102,6 +101,14 @@ def provenance(workspace: Workspace, device: str) -> dict[str, Any]:
         "adapters": {name: entry["sha256"] for name, entry in manifest.adapters.items()},
         "arguments": dict(manifest.arguments),
         "training": asdict(workspace.training),
+        **provenance_of_run(device),
+    }
+
+
+def provenance_of_run(device: str) -> dict[str, Any]:
+    """Commit, versions, machine and command."""
+    return {
+        "commit": _commit(),
         "versions": {"python": platform.python_version(), **{name: metadata.version(name) for name in _LIBRARIES}},
         "machine": f"{platform.system()} {platform.machine()}, {device}",
         "command": " ".join(Path(word).name if word.startswith("/") else word for word in sys.argv),
