@@ -84,7 +84,7 @@ def _value(value: Any) -> str:
         return f"({scale_in_words(value)})"
     if isinstance(value, list | tuple):
         shown = list(value) if len(value) <= 8 else [*value[:2], "…", value[-1]]
-        return " / ".join(_value(inner) for inner in shown)
+        return " / ".join(_value(inner) for inner in shown) or "none"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
