@@ -27,7 +27,7 @@ def paper_run(monkeypatch):
     spec.loader.exec_module(module)
     import paper_options
 
-    monkeypatch.setattr(paper_options, "SMALL", module.Size(32, 8, 2, 4, 32))
+    monkeypatch.setitem(paper_options.SIZES, "small", module.Size(32, 8, 2, 4, 32))
     monkeypatch.setattr(module, "FIXTURE_POSITIONS", 50)
     return module
 
@@ -43,7 +43,7 @@ def corpus(tmp_path, texts):
 def run(paper_run, monkeypatch, corpus, small_base):
     def run(*options):
         out = corpus.parent / "out"
-        words = ["paper_run.py", "--stage", "1", "--small", "--corpus", str(corpus), "--base", str(small_base)]
+        words = ["paper_run.py", "--stage", "1", "--size=small", "--corpus", str(corpus), "--base", str(small_base)]
         monkeypatch.setattr(sys, "argv", [*words, "--work", str(corpus.parent / "work"), "--out", str(out), *options])
         paper_run.main()
         return out / "notes"
@@ -148,7 +148,7 @@ def test_figures_are_computed_elsewhere_from_votes_and_nothing_else_is(run, corp
 
 def test_without_a_stage_all_run_and_those_that_did_not_finish_are_named(paper_run, monkeypatch, corpus, capsys):
     words = ["paper_run.py", "--corpus", str(corpus), "--work", str(corpus.parent / "work"), "--out", "out"]
-    monkeypatch.setattr(sys, "argv", [*words, "--small"])
+    monkeypatch.setattr(sys, "argv", [*words, "--size=small"])
     statuses, asked = iter([0, 1, 0, 0, 0, 2, 0]), []
     monkeypatch.setattr(
         paper_run.subprocess, "run", lambda command, check: asked.append(command) or Mock(returncode=next(statuses))
@@ -159,10 +159,13 @@ def test_without_a_stage_all_run_and_those_that_did_not_finish_are_named(paper_r
         *(("1", "1"), ("2", "1"), ("3", "1"), ("4", "1")),
         *(("5", "2"), ("5", "3"), ("6", "1")),
     ]
-    assert all(command[1:9] == [paper_run.__file__, *words[1:], "--small"] for command in asked)
+    assert all(command[1:9] == [paper_run.__file__, *words[1:], "--size=small"] for command in asked)
     assert re.search(r"stage 2: 0\.0 minutes, not finished\n", capsys.readouterr().out)
-    monkeypatch.setattr(paper_run.subprocess, "run", lambda *_, **__: Mock(returncode=0))
+    asked.clear()
+    monkeypatch.setattr(paper_run.subprocess, "run", lambda command, check: asked.append(command) or Mock(returncode=0))
+    monkeypatch.setattr(sys, "argv", [*words, "--size=cpu"])
     paper_run.main()
+    assert [(command[-3], command[-1]) for command in asked] == [("1", "1"), ("4", "1"), ("5", "2"), ("5", "3")]
     for option in (["--only", "accuracy"], ["--again"], ["--collection", "2"], ["--votes"]):
         monkeypatch.setattr(sys, "argv", [*words, *option])
         with pytest.raises(SystemExit) as left:
@@ -256,7 +259,7 @@ def test_a_regime_that_trains_its_own_points_needs_no_worlds_and_has_a_size_of_i
 
     monkeypatch.setattr(paper_options, "OTHERS", {6: paper_run.Size(24, 8, 0, 2, 32)})
     real = sys.argv.copy()
-    real.remove("--small")
+    real.remove("--size=small")
     monkeypatch.setattr(sys, "argv", real)
     with pytest.raises(SystemExit, match=r"^Not finished: depth\. "):
         paper_run.main()

@@ -29,6 +29,11 @@ STAGES = {
     5: ("accuracy", "census", "flatness", "releases"),
     6: ("depth",),
 }
+LONG = (
+    *("precision", "cost", "sessions", "sweep", "generation", "ablation", "canaries"),
+    *("pmixed", "coupling", "universe", "capacity", "depth"),
+)
+"""What size cpu leaves out unless it is named: text that worlds write, more training, times of a GPU."""
 TRAINING = ("depth",)  # regimes that train all of their adapters: the worlds of the workspace are not needed
 
 
@@ -43,19 +48,22 @@ class Size:
     record_tokens: int
 
 
-PAPER = Size(2048, 512, 16, 128, 512)
-SMALL = Size(48, 16, 4, 8, 96)
+SIZES = {
+    "paper": Size(2048, 512, 16, 128, 512),
+    "cpu": Size(1024, 512, 16, 64, 128),  # the embedded base on two cores, in hours
+    "small": Size(48, 16, 4, 8, 96),  # a rehearsal on two cores, in minutes
+}
 OTHERS = {6: Size(512, 256, 0, 32, 512)}  # by stage; in a workspace of their own
 PAPER_STAGES = {stage: names for stage, names in STAGES.items() if stage not in OTHERS}
 WHOLE = ((1, 1), (2, 1), (3, 1), (4, 1), (5, 2), (5, 3), (6, 1))
-"""Stages and collections of a corpus, in order, where no stage is named."""
+"""Stages and collections of a corpus, in order, where no stage is named; size cpu has those without long regimes."""
 PARTIAL = ("only", "train", "cut", "worlds", "votes", "from_votes", "again", "worlds_per_step")
 """Options that need a stage."""
 
 
 def size_of(options: argparse.Namespace) -> Size:
     """The size of the worlds that the options ask for."""
-    return SMALL if options.small else OTHERS.get(options.stage, PAPER)
+    return OTHERS.get(options.stage, SIZES["paper"]) if options.size == "paper" else SIZES[options.size]
 
 
 def parse_arguments(description: str | None) -> argparse.Namespace:
@@ -107,7 +115,12 @@ def parse_arguments(description: str | None) -> argparse.Namespace:
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--again", action="store_true", help="run finished regimes again, ignoring cached parts")
-    parser.add_argument("--small", action="store_true", help="a rehearsal at the preset quick")
+    parser.add_argument(
+        "--size",
+        default="paper",
+        choices=SIZES,
+        help="of records and worlds: cpu is for the embedded base on two cores, small a rehearsal at the preset quick",
+    )
     options = parser.parse_args()
     options.name = options.name or Path(options.corpus).name.split(".")[0]
     if options.stage is None:
@@ -121,7 +134,7 @@ def parse_arguments(description: str | None) -> argparse.Namespace:
     elif options.train is None:
         options.train = ["worlds"] if needs_worlds(options) or options.only == [] else []
     size = size_of(options)
-    options.workspace = options.name if size in (PAPER, SMALL) else f"{options.name}-of-{size.records}"
+    options.workspace = options.name if size in SIZES.values() else f"{options.name}-of-{size.records}"
     if options.collection > 1:
         options.workspace += f"-collection-{options.collection}"
     folder = options.workspace
@@ -133,12 +146,22 @@ def parse_arguments(description: str | None) -> argparse.Namespace:
     return options
 
 
+def whole(options: argparse.Namespace) -> list[tuple[int, int]]:
+    """Stages and collections of a corpus that have a regime at this size."""
+    return [(stage, which) for stage, which in WHOLE if chosen_regimes(replace_stage(options, stage))]
+
+
+def replace_stage(options: argparse.Namespace, stage: int) -> argparse.Namespace:
+    """The same options for a stage."""
+    return argparse.Namespace(**vars(options) | {"stage": stage})
+
+
 def refusal_of_whole(options: argparse.Namespace, parser: argparse.ArgumentParser) -> str | None:
     """Why these options cannot be run for all stages, or None."""
     for name in (*PARTIAL, "collection"):
         if getattr(options, name) != parser.get_default(name):
             return f"--{name.replace('_', '-')} is for one stage: name it with --stage"
-    return refusal(argparse.Namespace(**vars(options) | {"stage": WHOLE[0][0]}))
+    return refusal(replace_stage(options, WHOLE[0][0]))
 
 
 def parse_cut(text: str) -> tuple[str, Any]:
@@ -155,7 +178,9 @@ def parse_cut(text: str) -> tuple[str, Any]:
 
 def chosen_regimes(options: argparse.Namespace) -> list[str]:
     """The regimes to run, in order."""
-    return list(STAGES[options.stage]) if options.only is None else list(options.only)
+    if options.only is not None:
+        return list(options.only)
+    return [name for name in STAGES[options.stage] if options.size != "cpu" or name not in LONG]
 
 
 def needs_worlds(options: argparse.Namespace) -> bool:

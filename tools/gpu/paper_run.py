@@ -8,8 +8,8 @@ independent: each makes the workspace and trains the worlds unless `--work` hold
 preset `paper`, and writes small result files (JSON; no weights, no text) into a folder of `--out` that is named after
 the corpus and laid out as `paclm study report` reads it. A stopped stage continues with the same command and the same
 code. Finished regimes are kept, unless `--again`. A regime that would start `--minutes` after the start of its stage is
-left out, and the stage file says so. Needs torch, transformers, numpy, scipy and safetensors only. `--small` is a
-rehearsal for a CPU, in minutes.
+left out, and the stage file says so. Needs torch, transformers, numpy, scipy and safetensors only. On two cores
+`--size small` is a rehearsal in minutes, and `--size cpu --base tiny` an evaluation of the embedded base in hours.
 
 Votes need a GPU; most figures are computed from votes. `--votes` takes them and stops, and `--from-votes` computes,
 where `--work` and `--out` were copied to without the adapters, what needs nothing but votes.
@@ -64,7 +64,7 @@ from paclm.worlds.readers import read_corpus
 from paclm.worlds.records import ReadOptions
 from paclm.worlds.storage import write_private_arrays, write_private_json
 from paclm.worlds.workspace import Workspace
-from paper_options import WHOLE, Size, chosen_regimes, needs_worlds, parse_arguments, size_of
+from paper_options import Size, chosen_regimes, needs_worlds, parse_arguments, size_of, whole
 
 FIXTURE_POSITIONS = 4096
 
@@ -89,7 +89,7 @@ def main() -> None:
 def run_all(options: argparse.Namespace) -> None:
     """Every stage in a process of its own; ends with the minutes of each, and with an error if any is unfinished."""
     lines, unfinished = [], []
-    for stage, collection in WHOLE:
+    for stage, collection in whole(options):
         name = f"stage {stage}" + (f", collection {collection}" if collection > 1 else "")
         print(f"== {name}", flush=True)
         own = ["--stage", str(stage), "--collection", str(collection)]
@@ -108,8 +108,8 @@ def run_stage(options: argparse.Namespace) -> list[str]:
     clock = Clock(options.minutes)
     (options.out / "results").mkdir(parents=True, exist_ok=True)
     size = size_of(options)
-    if not options.small and pick_device("auto").type != "cuda":
-        say(clock, "There is no GPU: at this size a stage takes days on a CPU. A rehearsal takes minutes: --small")
+    if options.size == "paper" and pick_device("auto").type != "cuda":
+        say(clock, "There is no GPU: at this size a stage takes days on a CPU. For two cores: --size cpu --base tiny")
     if options.from_votes:
         workspace = Workspace.open_for_worker(options.work / options.workspace)  # without adapters
         verify_files(workspace.path, workspace.manifest)
@@ -318,7 +318,7 @@ def is_of(path: Path, logged: Mapping[str, Any]) -> bool:
 
 def preset_of(options: argparse.Namespace) -> Preset:
     """The sizes that cuts are made from."""
-    return "quick" if options.small else "paper"
+    return "quick" if options.size == "small" else "paper"
 
 
 def scale_of(name: str, options: argparse.Namespace) -> Any:
