@@ -2,9 +2,9 @@
 
     python tools/recorded_votes.py tests/fixtures/votes --out docs/research/results/recorded
 
-Reads `wikipedia-greedy.npz` and `wikipedia-gumbel.npz`: the votes of 128 worlds and of the full-corpus adapter over
-SmolLM2-135M at 32,768 positions of Wikipedia articles. Where one article ends and the next begins is not recorded;
-errors are over stretches of 512 positions. (They do not depend on the length, from 32 to 2,048.)
+Reads `wikipedia-greedy.npz` and `wikipedia-gumbel.npz`: the votes of 128 LoRA worlds and of a full-corpus adapter over
+SmolLM2-135M at 32,768 positions of Wikipedia articles. How they were trained and on which articles is not recorded, nor
+where one article ends; errors are over stretches of 512 positions. From 32 to 2,048 positions they change by a third.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def main() -> None:
             seconds=time.perf_counter() - started,
             provenance={
                 "worlds": lab.num_worlds,
-                "base_name": "SmolLM2-135M-Instruct",
+                "base_name": "SmolLM2-135M",
                 "adapters": {},
                 "votes": digests,
                 **provenance_of_run("recorded votes"),

@@ -1,6 +1,7 @@
 """The regime `worlds`: votes of fewer worlds, drawn from recorded ones, and designs of fewer worlds."""
 
 import math
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +44,9 @@ def test_fewer_worlds_dissent_less_and_keep_more(small_lab, real_votes):
         assert few["dissent"] < many["dissent"]
         assert [row["retained_gain_at_32"] for row in (few, many)] == pytest.approx(kept, abs=0.02)
         assert few["retained_gain_at_32"] > many["retained_gain_at_32"] + 0.04  # beyond both errors
+        change = few["retained_gain_at_32"] - many["retained_gain_at_32"]
+        assert few["kept_change_at_32"] == pytest.approx(change)
+        assert 0.0 < few["kept_change_at_32_stderr"] < few["retained_gain_at_32_stderr"] * 1.5
         # what one world keeps does not depend on how many there are
         assert few["retained_gain_noiseless"] == pytest.approx(many["retained_gain_noiseless"], abs=0.02)
     assert len(result.rows) == 4
@@ -52,17 +56,19 @@ def test_fewer_worlds_dissent_less_and_keep_more(small_lab, real_votes):
 def test_all_worlds_give_the_numbers_of_the_accuracy_regime(small_lab, monkeypatch):
     votes = votes_of("smollm2-wiki-greedy")
     monkeypatch.setattr(Lab, "text_votes", lambda *_, **__: {"greedy": votes})
-    (row,) = worlds._of_columns(small_lab, votes, 128, 3)
+    (row,) = worlds._of_columns(small_lab, votes, 128, 3, partial(worlds._tight_hits, votes))
     rows = accuracy.run(small_lab, accuracy.AccuracyScale(4096, 1)).rows
     for budget, end in (("2^-8", "at_8"), ("2^-16", "at_16"), ("2^-32", "at_32"), ("inf", "noiseless")):
         (other,) = (one for one in rows if one["budget"] == budget)
         for name in ("retained_gain", "retained_gain_stderr"):
             assert row[name.replace("gain", f"gain_{end}")] == other[name]
     assert (row["design"], row["subsets"], row["record_prior_sd"]) == ("balanced", 1, 0.0)
+    assert (row["kept_change_at_32"], row["kept_change_at_32_stderr"]) == (0.0, 0.0)  # paired with itself
 
 
 def test_subsets_are_said_to_be_no_design(small_lab, real_votes):
-    (row,) = worlds._of_columns(small_lab, real_votes["gumbel"], 8, 2)
+    votes = real_votes["gumbel"]
+    (row,) = worlds._of_columns(small_lab, votes, 8, 2, partial(worlds._tight_hits, votes))
     assert row["design"] == "columns"
     rng = np.random.default_rng(0)
     shares = [(rng.permutation(128)[:8] < 64).mean() for _ in range(4000)]  # a record in half of 128 worlds

@@ -26,7 +26,7 @@ def first_worlds(origin: Mapping[str, Any]) -> str | None:
     """What is studied if not all worlds of a design are; None if all are."""
     drawn = origin.get("arguments", {}).get("worlds")
     studied = origin.get("worlds", drawn)
-    if studied == drawn:
+    if drawn is None or studied == drawn:
         return None
     return f"the first {studied} of {drawn}, which are no design of {studied}: a record is in about half of them"
 
@@ -135,7 +135,7 @@ def by_arithmetic(result: Result) -> list[Row]:
 
 def with_end(result: Result) -> list[Row]:
     """What never reads the secret uses up no budget; no release promises anything about the corpus."""
-    endless = dict.fromkeys(("tokens_until_every_token", "tokens_until_dissent"), "no end")
+    endless = {"tokens_until_every_token": "no end"}
     rows = [row if row["reads_secret"] else {**row, **endless} for row in result.rows]
     return [{"corpus": "no record is read" if row["release"] == "public model" else "nothing", **row} for row in rows]
 

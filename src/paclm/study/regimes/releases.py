@@ -149,6 +149,7 @@ def _scores(
     """Expected accuracy, retained gain and the lead over the paper's release, with errors over passages."""
     found = expected.under(rule, per_token, seed=lab.seed_for("releases", "draws"))
     row: Row = {
+        "passages": len(np.unique(votes.passage)),
         "accuracy_public": float((votes.public == votes.truth).mean()),
         "accuracy_full": float((votes.column("full") == votes.truth).mean()),
         "accuracy_noiseless": float(found.noiseless.mean()),

@@ -9,9 +9,9 @@ noise are in expectation.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from paclm.study.recorded_votes import TextVotes, collect_votes
 from paclm.study.regime import Findings, Regime, headline
 from paclm.study.results import Result, Row
 from paclm.study.serving import count_distinct
-from paclm.study.statistics import clustered_mean
+from paclm.study.statistics import clustered_mean, retained_gain
 
 TARGET = 0.51  # the bound on membership inference whose total is taken for the bound on naming the world
 BUDGETS = {"at_8": 2.0**-8, "at_16": 2.0**-16, "at_32": 2.0**-32}  # by the end of their columns
@@ -56,28 +56,35 @@ def run(lab: Lab, scale: WorldsScale) -> Findings:
     sizes = [size for size in scale.sizes if size <= lab.num_worlds]
     advance = lab.start_task("fewer worlds", len(sizes) * len(found))
     rows: list[Row] = []
+    tight = {name: cache(partial(_tight_hits, votes)) for name, votes in found.items()}
     for name, votes in found.items():
         for size in sizes:
-            make = partial(_of_columns, lab, votes, size, scale.subsets)
+            make = partial(_of_columns, lab, votes, size, scale.subsets, tight[name])
             rows += [{"decoder": name, **row} for row in parts.rows(f"columns-{name}-{size}", make)]
             advance(1)
     for size in scale.designs:
-        rows += parts.rows(f"balanced-{size}", partial(_of_design, lab, scale.positions, decodings, size))
+        rows += parts.rows(f"balanced-{size}", partial(_of_design, lab, scale.positions, decodings, size, tight))
     return Findings(rows, NOTES)
 
 
-def _of_columns(lab: Lab, votes: TextVotes, size: int, subsets: int) -> list[Row]:
+Hits = Callable[[], FloatArray]
+"""What all trained worlds hit at the tightest budget, position by position: what fewer are compared with."""
+
+
+def _of_columns(lab: Lab, votes: TextVotes, size: int, subsets: int, tight: Hits) -> list[Row]:
     """One row: subsets of the trained worlds, or all of them."""
     rng, trained = lab.rng("worlds", "subsets", size), votes.num_worlds
     if size == trained:
-        return [{"design": "balanced", **measure(lab, votes, [np.arange(trained)])}]
+        return [{"design": "balanced", **measure(lab, votes, [np.arange(trained)], tight)}]
     chosen = [rng.permutation(trained)[:size] for _ in range(subsets)]
     # of how many of `size` worlds a record is a member: hypergeometric
     prior_sd = math.sqrt((trained - size) / (trained - 1) / (4 * size))
-    return [{"design": "columns", **measure(lab, votes, chosen), "record_prior_sd": prior_sd}]
+    return [{"design": "columns", **measure(lab, votes, chosen, tight), "record_prior_sd": prior_sd}]
 
 
-def _of_design(lab: Lab, positions: int, decodings: Sequence[Decoding], size: int) -> list[Row]:
+def _of_design(
+    lab: Lab, positions: int, decodings: Sequence[Decoding], size: int, tight: Mapping[str, Hits]
+) -> list[Row]:
     """One row per decoder: worlds drawn and trained for this size, on the same text and coins."""
     name = f"design-{size}"
     lab.ensure(name, "full")
@@ -86,12 +93,16 @@ def _of_design(lab: Lab, positions: int, decodings: Sequence[Decoding], size: in
     seeds = [lab.seed_for("coins", decoding.name) for decoding in decodings]  # the coins of the other votes
     found = collect_votes(lab.engine(name, "full"), passages, decodings, seeds, True, advance)
     return [
-        {"decoder": decoder, "design": "balanced", **measure(lab, votes, [np.arange(size)])}
+        {"decoder": decoder, "design": "balanced", **measure(lab, votes, [np.arange(size)], tight[decoder])}
         for decoder, votes in found.items()
     ]
 
 
-def measure(lab: Lab, votes: TextVotes, subsets: Sequence[IntArray]) -> Row:
+def _tight_hits(votes: TextVotes) -> FloatArray:
+    return ExpectedReleases(votes).under(rule_named("gaussian"), BUDGETS[TIGHT]).hits
+
+
+def measure(lab: Lab, votes: TextVotes, subsets: Sequence[IntArray], tight: Hits) -> Row:
     """Figures of so many worlds, averaged over subsets of columns; errors over passages, spread over subsets."""
     size = len(subsets[0])
     columns = [_values(replace(votes, votes=votes.votes[:, chosen])) for chosen in subsets]
@@ -113,6 +124,11 @@ def measure(lab: Lab, votes: TextVotes, subsets: Sequence[IntArray]) -> Row:
         scored = score_hits(lab, votes, values[end])
         for name in ("accuracy", "retained_gain"):
             row |= {f"{name}_{end}": scored[name], f"{name}_{end}_stderr": scored[f"{name}_stderr"]}
+    public = (votes.public == votes.truth).astype(np.float64)
+    full = (votes.column("full") == votes.truth).astype(np.float64)
+    more = retained_gain(values[TIGHT] - tight() + public, public, full, votes.passage, lab.rng("hits", "bootstrap"))
+    row[f"kept_change_{TIGHT}"], row[f"kept_change_{TIGHT}_stderr"] = more or (None, None)
+    row["passages"] = len(np.unique(votes.passage))
     shares = [score_hits(lab, votes, one[TIGHT])["retained_gain"] for one in columns]
     row["retained_gain_between"] = None  # standard deviation of one draw of so many worlds
     if len(shares) > 1 and shares[0] is not None:
