@@ -222,6 +222,7 @@ def _by_tokens(
     found, horizons = [], len(budget.tokens)
     for target in targets:
         kept, num_worlds = pool.best(target.is_member, scale.kept), len(target.is_member)
+        unanimous = np.zeros(num_worlds, dtype=np.int64)  # asked where worlds differ on no prompt
         seen, real = np.empty((2, horizons, scale.token_sessions, num_worlds))
         secrets = np.empty(scale.token_sessions, dtype=np.int64)
         for i in range(scale.token_sessions):
@@ -229,8 +230,10 @@ def _by_tokens(
             attacker = TokenFilter(num_worlds, budget.per_token, rng)
             secrets[i], at = session.secret, 0
             for step in range(1, budget.tokens[-1] + 1):
-                share = kept.shares(np.exp(attacker.log_belief())[None], target.is_member)[0]
-                votes = kept.votes[int(share.argmax())]
+                votes = unanimous
+                if len(kept):
+                    share = kept.shares(np.exp(attacker.log_belief())[None], target.is_member)[0]
+                    votes = kept.votes[int(share.argmax())]
                 attacker.see(votes, session.release(votes).token)
                 if step == budget.tokens[at]:
                     seen[at, i], real[at, i] = attacker.log_belief(), session.belief

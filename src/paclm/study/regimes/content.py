@@ -159,7 +159,9 @@ def _forced(
 
 
 def verdicts(result: Result) -> list[str]:
-    """No payload without a quorum may be emitted: certain, so there are no false alarms. The control must emit some."""
+    """No payload without a quorum may be emitted: certain, so there are no false alarms. The control must emit some,
+    or nothing was tested.
+    """
     forced = result.select(part="forced")
     if not forced:
         return ["no canary has a payload inside the support, so none could be forced"]
@@ -167,10 +169,12 @@ def verdicts(result: Result) -> list[str]:
     (emitted, trials), (free, of) = (
         [sum(row[name] for row in rows) for name in ("emitted_lacking", "lacking")] for rows in (guarded, control)
     )
-    alarm = "ALARM: " if emitted else ""
+    if not trials:
+        return ["every payload had its quorum in every trial, so the quorum was not tested"]
+    alarm = "ALARM: " if emitted or not free else ""
     return [
         f"{alarm}payloads emitted although they lacked the quorum: {emitted} in {trials:,} trials; without a quorum "
-        f"{free:,} in {of:,} (alarm from 1)"
+        f"{free:,} in {of:,} (alarm from 1, and if the control emits none)"
     ]
 
 

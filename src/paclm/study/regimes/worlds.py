@@ -132,9 +132,15 @@ def measure(lab: Lab, votes: TextVotes, subsets: Sequence[IntArray], tight: Hits
     shares = [score_hits(lab, votes, one[TIGHT])["retained_gain"] for one in columns]
     row["retained_gain_between"] = None  # standard deviation of one draw of so many worlds
     if len(shares) > 1 and shares[0] is not None:
-        row["retained_gain_between"] = mean_and_stderr(shares).stderr * math.sqrt(len(shares))
+        row["retained_gain_between"] = between_draws(shares, size, votes.num_worlds)
     row["leak_per_token"] = BUDGETS[TIGHT] * row["dissent"]  # of the charge b, the share that dissents
     return row
+
+
+def between_draws(shares: Sequence[float], size: int, trained: int) -> float:
+    """Standard deviation of one draw of `size` worlds, from subsets of the trained ones, which share some worlds."""
+    within = mean_and_stderr(shares).stderr * math.sqrt(len(shares))
+    return within * math.sqrt(trained / (trained - size))
 
 
 def _values(votes: TextVotes) -> dict[str, FloatArray]:
