@@ -48,6 +48,19 @@ def test_the_verdict_is_an_alarm_where_the_quorum_does_nothing(lab, monkeypatch)
     assert line.startswith("ALARM")
 
 
+def test_the_verdict_is_an_alarm_where_the_control_emits_nothing_and_says_if_nothing_was_tested(lab):
+    result = run_regime(lab, REGIME, "quick", scale=SCALE)
+    forced = result.select(part="forced")
+    for row in forced:
+        row["emitted_lacking"] = 0
+    (line,) = REGIME.verdicts(result)
+    assert line.startswith("ALARM")
+    for row in forced:
+        row["lacking"] = 0
+    (line,) = REGIME.verdicts(result)
+    assert "not tested" in line
+
+
 def test_the_text_without_a_quorum_has_the_numbers_of_accuracy(small_lab):
     result = run_regime(small_lab, REGIME, "quick", scale=SCALE)
     known = run_regime(small_lab, accuracy.REGIME, "quick", scale=accuracy.AccuracyScale(60, 2))

@@ -81,6 +81,17 @@ def test_subsets_are_said_to_be_no_design(small_lab, real_votes):
     assert row["retained_gain_between"] > 0.0
 
 
+def test_draws_of_other_worlds_differ_more_than_overlapping_subsets():
+    """The standard deviation of 4,000 subsets has an error of 1.1 %: 5 % is beyond four of them."""
+    rng = np.random.default_rng(5)
+    worlds_keep = rng.normal(size=128)
+    for size in (8, 64):
+        shares = [float(rng.permutation(worlds_keep)[:size].mean()) for _ in range(4000)]
+        expected = worlds_keep.std(ddof=1) / math.sqrt(size)
+        assert worlds.between_draws(shares, size, 128) == pytest.approx(expected, rel=0.05)
+    assert np.std(shares) < 0.8 * expected  # subsets of 64 share half of their worlds
+
+
 def test_a_design_is_balanced_where_the_first_columns_are_not(study_template):
     workspace = Workspace.open(study_template)
     design = membership_of(workspace, "design-4")

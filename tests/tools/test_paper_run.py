@@ -144,6 +144,9 @@ def test_figures_are_computed_elsewhere_from_votes_and_nothing_else_is(run, corp
         with pytest.raises(SystemExit, match=rf"^Not finished: {missing}\. "):
             run("--from-votes", "--only", *words)
         assert "run it there" in capsys.readouterr().out
+    (found / "stage-1.json").unlink()
+    with pytest.raises(SystemExit, match=r"has no log of stage 1\. Take its votes first"):
+        run("--from-votes", "--only", "accuracy")
 
 
 def test_without_a_stage_all_run_and_those_that_did_not_finish_are_named(paper_run, monkeypatch, corpus, capsys):

@@ -246,8 +246,15 @@ def make_lab(workspace: Workspace, options: argparse.Namespace, clock: Clock) ->
         **texts,
         first_worlds=options.worlds,
         kept=Kept(options.again),
-        votes_from=read_log(options)["device"] if options.from_votes else None,
+        votes_from=device_of_votes(options) if options.from_votes else None,
     )
+
+
+def device_of_votes(options: argparse.Namespace) -> str:
+    """Where the votes of this stage were taken."""
+    if "device" not in (log := read_log(options)):
+        raise InvalidInput(f"{options.out} has no log of stage {options.stage}. Take its votes first, with --votes.")
+    return str(log["device"])
 
 
 def take_votes(lab: Lab, options: argparse.Namespace) -> None:
