@@ -8,11 +8,15 @@ import shutil
 import sys
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import jinja2
 import numpy as np
 import pytest
 from jinja2 import nodes
+
+from paclm.privacy.calibration import calibrate_noise, information_bound
+from paclm.study.results import Result
 
 ROOT = Path(__file__).parent.parent
 MOST_WORDS = 9579  # two thirds of the page before it was made shorter
@@ -121,13 +125,13 @@ def test_evidence_of_a_claim_is_computed_and_a_typed_figure_would_be_seen(tool):
     assert figures_in_evidence('def find():\n    return f"{rate}, 88% in the paper"') == ["88%"]
 
 
-def test_every_result_is_on_the_page_with_its_command(tool):
+def test_every_result_is_linked_from_its_section_and_its_command_is_in_the_tables(tool):
     page, tables = tool.PAGE.read_text(encoding="utf-8"), tool.TABLES.read_text(encoding="utf-8")
     for study in tool.find_studies():
         for name in study.results:
-            assert f"]({study.place}/results/{name}.json)" in page
-            assert f"`{tool.layout.shorten(study.command(name))}`" in page
-            assert f": `{study.command(name)}`" in tables
+            assert f"]({study.place}/results/{name}.json)" in section(page, tool.regime_named(name).title)
+            (line,) = [row for row in tables.split("\n") if f"[{study.folder.name}/{name}](" in row]
+            assert line.endswith(f"| `{study.command(name)}` |")
             assert all(f"## {study.folder.name}: `{label}`\n" in tables for label in study.labels(name))
         for stage in study.stages:
             assert f"| {study.title} | {stage} |" in section(page, "Minutes of each stage")
@@ -147,7 +151,7 @@ def test_every_link_to_a_table_or_section_has_a_target(tool):
         assert set(re.findall(r"results\.md#([\w-]+)", path.read_text(encoding="utf-8"))) <= anchors(page), path
 
 
-def test_every_command_on_the_page_is_one_that_the_script_takes(tool, tmp_path, monkeypatch):
+def test_every_command_of_the_tables_is_one_that_the_script_takes(tool, tmp_path, monkeypatch):
     """At its commit a regime may have belonged to another stage."""
     import dp_run
     import paper_options
@@ -164,7 +168,7 @@ def test_every_command_on_the_page_is_one_that_the_script_takes(tool, tmp_path, 
     for study in tool.find_studies():
         for name in study.results:
             words = study.command(name).split()[1:]
-            for option in ("--test-text", "--public-text"):
+            for option in ("--test-text", "--public-text", "--other-text"):
                 if option in words:
                     (tmp_path / Path(words[words.index(option) + 1]).name).touch()
             monkeypatch.setattr(sys, "argv", words)
@@ -192,71 +196,317 @@ def test_another_result_gives_other_pages(tool, studies, name):
     assert tool.render_tables(studies) != tool.TABLES.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", ["accuracy", "census", "releases", "sessions", "pmixed"])
+@pytest.mark.parametrize(
+    "name", ["accuracy", "census", "releases", "sessions", "pmixed", "dp", "worlds", "temperature"]
+)
 def test_a_section_without_a_result_is_left_out(tool, studies, name):
     title = tool.regime_named(name).title
     for path in studies.glob(f"*/results/{name}.json"):
         path.unlink()
     page = tool.render(studies)
     assert section(page, title) == ""
-    assert f"[{name}](#" not in page
+    assert f"(#{tool.layout.anchor(name)})" not in page
     assert page.count("\n## ") > 10
 
 
 def test_a_regime_without_a_written_section_is_shown_by_its_own_summary(tool, monkeypatch):
-    (name, having) = next(one for one in tool.sections(tool.find_studies()) if one[0] == "census")
+    (name, having, _) = next(one for one in tool.sections(tool.find_studies()) if one[0] == "census")
     title = tool.regime_named(name).title
     assert having[0].summary(name)[0] not in section(tool.render(), title)
     monkeypatch.setattr(tool, "written", list)
     assert f"- {having[0].summary(name)[0]}\n" in section(tool.render(), title)
 
 
-def hold(text, page, title):
-    """Whether the page says of a claim that it holds for an evaluation."""
+def verdict(text, page, title):
+    """What the page says of a claim for an evaluation; nothing where it says nothing."""
     lines = [line.split(" | ") for line in page.split("\n") if line.startswith(("| claim", f"| {text}"))]
     (heads, cells) = next(pair for pair in pairwise(lines) if pair[1][0].startswith(f"| {text}"))
-    return cells[[head.strip(" |") for head in heads].index(title)].strip("| ").startswith("**holds**")
+    found = dict(zip([head.strip(" |") for head in heads], cells, strict=True)).get(title, "")
+    return found.strip("| ").partition("**:")[0].removeprefix("**")
+
+
+HOLDS, FAILS, OPEN = "holds", "does not hold", "not refuted"
 
 
 @pytest.mark.parametrize(
-    ("claim", "regime", "true", "false"),
+    ("claim", "regime", "cases"),
     [
-        ("A dissenting token", "sessions", {"gap": 0.0, "estimators_parting": 0.0}, {"gap": 1.0}),
-        ("No attack", "sessions", {"membership_rate": 0.4, "world_rate": 0.0}, {"membership_rate": 1.0}),
-        ("Most of the gain", "accuracy", {"retained_gain": 0.9, "retained_gain_stderr": 0.1}, {"retained_gain": 0.5}),
-        ("Noise at 2^-32", "accuracy", {"noise_points": 0.0}, {"noise_points": -0.5}),
-        ("Worlds agree", "census", {"unanimity": 0.834}, {"unanimity": 0.5}),
-        ("The support", "census", {"argmax_coverage": 0.99}, {"argmax_coverage": 0.9}),
-        ("Unanimous positions", "flatness", {"flip_unanimous": 0.0}, {"flip_unanimous": 0.001}),
         (
-            "Where worlds differ",
-            "flatness",
-            {"truth_not_voted_given_dissent": 0.6},
-            {"truth_not_voted_given_dissent": 0.4},
+            "A dissenting token",
+            "sessions",
+            {OPEN: {"gap": 0.0, "estimators_parting": 0.0}, FAILS: {"gap": 1.0}},
         ),
-        ("Releases that never", "releases", {"lead_points": 0.1, "leaked_nats": 0.0}, {"lead_points": 0.0}),
-        ("The tokens alone", "tokens_only", {"tokens_over_history": 0.9}, {"tokens_over_history": 0.5}),
+        (
+            "No attack",
+            "sessions",
+            {OPEN: {"membership_rate": 0.4, "world_rate": 0.0}, FAILS: {"membership_rate": 1.0}},
+        ),
+        (
+            "Most of the gain",
+            "accuracy",
+            {
+                HOLDS: {"retained_gain": 0.9, "retained_gain_stderr": 0.1},
+                OPEN: {"retained_gain": 0.7},
+                FAILS: {"retained_gain": 0.1},
+            },
+        ),
+        (
+            "The share kept",
+            "accuracy",
+            {OPEN: {"retained_gain": 0.8, "retained_gain_stderr": 0.1}, FAILS: {"retained_gain": 0.3}},
+        ),
+        ("Noise at 2^-32", "accuracy", {OPEN: {"noise_points": 0.0}, FAILS: {"noise_points": -0.5}}),
+        (
+            "Most of the cost",
+            "accuracy",
+            {OPEN: {"noise_points": 0.0}, HOLDS: {"noise_points": -0.5}},
+        ),
+        ("Worlds agree", "census", {OPEN: {"unanimity": 0.834}, FAILS: {"unanimity": 0.5}}),
+        ("The support", "census", {HOLDS: {"argmax_coverage": 0.99}, FAILS: {"argmax_coverage": 0.9}}),
+        ("Where worlds differ, flips", "flatness", {HOLDS: {"flip_unanimous": 0.0}, FAILS: {"flip_unanimous": 0.001}}),
+        (
+            "Where worlds differ, mostly",
+            "flatness",
+            {
+                HOLDS: {"truth_not_voted_given_dissent": 0.6},
+                OPEN: {"truth_not_voted_given_dissent": 0.51},
+                FAILS: {"truth_not_voted_given_dissent": 0.4},
+            },
+        ),
+        (
+            "At tight budgets",
+            "flatness",
+            {
+                HOLDS: {"flip_dissent": 0.5, "flip_limit_per_position": 0.5},
+                OPEN: {"flip_limit_per_position": 0.54},
+                FAILS: {"flip_limit_per_position": 0.9},
+            },
+        ),
+        (
+            "A long session",
+            "sessions",
+            {
+                HOLDS: {"agreement_realized": 0.8, "agreement_realized_stderr": 0.001},
+                OPEN: {"agreement_realized_stderr": 0.5},
+            },
+        ),
+        (
+            "Releases that never",
+            "releases",
+            {
+                HOLDS: {"lead_points": 0.1, "leaked_nats": 0.0},
+                OPEN: {"lead_points": 0.0},
+                FAILS: {"lead_points": 0.1, "leaked_nats": 0.1},
+            },
+        ),
+        ("The tokens alone", "tokens_only", {HOLDS: {"tokens_over_history": 0.9}, OPEN: {"tokens_over_history": 0.4}}),
         (
             "A curator that forgets",
             "forgetting",
-            {"can_tell_over_charged_most": 2.0},
-            {"can_tell_over_charged_most": 1.0},
+            {
+                OPEN: {"leaked_stderr": 1e3, "can_tell_over_charged_most": 9.0},  # a bound that is no leak
+                HOLDS: {"leaked_stderr": 1e-9, "leaked_nats": 0.0},
+                FAILS: {"leaked_nats": 100.0},
+            },
         ),
-        ("Whoever holds", "universe", {"auc": 0.95}, {"auc": 0.6}),
-        ("Two simple attacks", "universe", {"auc": 0.5}, {"auc": 0.8}),
-        ("Canaries are not", "canaries", {"gap_nats": 0.0}, {"gap_nats": 5.0}),
-        ("A forced canary", "canaries", {"advantage": 0.0, "advantage_even_split": 0.0}, {"advantage": 1.0}),
-        ("No number of", "capacity", {"argmax_share": 0.9}, {"argmax_share": 1.0}),
-        ("The release itself", "cost", {"mechanism_share": 0.001}, {"mechanism_share": 0.1}),
-        ("Rounding", "precision", {"unanimity_difference": -1.0}, {"unanimity_difference": 0.0}),
+        ("Whoever holds", "universe", {HOLDS: {"auc": 0.99}, FAILS: {"auc": 0.6}}),
+        ("Two simple attacks", "universe", {OPEN: {"auc": 0.5}, FAILS: {"auc": 0.8}}),
+        ("Canaries are not", "canaries", {OPEN: {"gap_nats": 0.0}, FAILS: {"gap_nats": 5.0}}),
+        (
+            "A forced canary",
+            "canaries",
+            {OPEN: {"advantage": 0.0, "advantage_even_split": 0.0}, FAILS: {"advantage": 1.0}},
+        ),
+        ("No number of", "capacity", {OPEN: {"argmax_share": 0.9}, FAILS: {"argmax_share": 1.0}}),
+        ("The release itself", "cost", {HOLDS: {"mechanism_share": 0.001}, FAILS: {"mechanism_share": 0.1}}),
+        (
+            "Rounding",
+            "precision",
+            {
+                HOLDS: {"unanimity_difference": -1.0},
+                OPEN: {"unanimity_difference": 0.0},
+                FAILS: {"unanimity_difference": 1.0},
+            },
+        ),
+        (
+            "An adapter that hides",
+            "dp",
+            {OPEN: {"retained_gain": 0.5}},
+        ),
     ],
 )
-def test_a_claim_is_decided_by_the_results(tool, studies, claim, regime, true, false):
-    """Whatever the committed results say: rows that bear a claim out give one verdict, others the other."""
+def test_a_claim_is_decided_by_the_results(tool, studies, claim, regime, cases):
+    """Whatever the committed results say: some rows bear a claim out, some contradict it, and some do neither."""
     path = studies / "wiki" / "results" / f"{regime}.json"
-    for values, expected in ((true, True), (false, False)):
+    for expected, values in cases.items():
         edit(path, lambda row, values=values: row.update({name: values[name] for name in values if name in row}))
-        assert hold(claim, tool.render(studies), "Wikipedia") is expected
+        assert verdict(claim, tool.render(studies), "Wikipedia") == expected
+
+
+GUARDED = {"part": "forced", "quorum": 1, "lacking": 50, "emitted_lacking": 0}
+PROMPTS = {"target": "record", "attacker": "belief", "pool": "all records", "choice": "chosen", "is_last": True}
+PROMPTS |= {"records": 64, "budget": "2^-8", "worst_over_charged": 0.5, "worst_over_charged_stderr": 0.1}
+PROMPTS |= {"record_over_charged_stderr": 0.01, "broken": None}
+PROMPTS |= {"p_membership": 0.5, "p_any_record": 1.0, "p_worst_record": None, "p_leak": 0.2}
+
+
+@pytest.mark.parametrize(
+    ("text", "regime", "rows", "column", "cases"),
+    [
+        (
+            "A quorum costs",
+            "content",
+            [{"part": "text", "quorum": 1, "decoder": "greedy", "change_at_32_stderr": 0.001}],
+            "change_at_32",
+            {HOLDS: 0.0, OPEN: -0.005, FAILS: -0.02},
+        ),
+        (
+            "Other text",
+            "controls",
+            [{"trained_on": "other text", "share_stderr": 0.05, "passages": 100}],
+            "share",
+            {HOLDS: 0.2, OPEN: 0.5, FAILS: 0.8},
+        ),
+        (
+            "Prompts chosen among",
+            "chosen_prompts",
+            [PROMPTS],
+            "record_over_charged",
+            {HOLDS: 0.3, OPEN: 0.5, FAILS: 0.7},
+        ),
+        (
+            "No attack by chosen",
+            "chosen_prompts",
+            [PROMPTS, {**PROMPTS, "broken": "noise for four times the budget", "p_membership": 1e-9}],
+            "p_leak",
+            {OPEN: 0.2, FAILS: 1e-9},
+        ),
+        (
+            "A temperature lowered",
+            "temperature",
+            [{"rule": "1/4", "lead_change_at_32_stderr": 0.001}],
+            "lead_change_at_32",
+            {HOLDS: 0.01, OPEN: 0.001, FAILS: -0.01},
+        ),
+    ],
+)
+def test_a_claim_that_no_committed_result_need_decide_is_decided_by_rows(
+    tool, tmp_path, text, regime, rows, column, cases
+):
+    for expected, value in cases.items():
+        assert decided(tool, text, regime, [{**row, column: value} for row in rows]) == expected
+    assert claim_named(tool, text).check(tool.Evaluation(tmp_path)) is None
+
+
+def claim_named(tool, text):
+    (claim,) = [one for one in tool.claims.CLAIMS if one.text.startswith(text)]
+    return claim
+
+
+def decided(tool, text, regime, rows):
+    """What a claim says of these rows alone."""
+    own = [{"collection": 1, **row} for row in rows]
+    result = Result(regime=regime, preset="paper", seed=0, scale={}, rows=own, seconds=0.0)
+    found = claim_named(tool, text).find(Alone({regime: result}))
+    return found and found.verdict
+
+
+class Alone(NamedTuple):
+    """An evaluation that is nothing but its results."""
+
+    results: dict
+
+    def rows(self, regime, **wanted):
+        return self.results[regime].select(**wanted) if regime in self.results else []
+
+
+def cost_rows(cost_at_12):
+    row = {"decoder": "gumbel", "noise_stderr": 5e-4, "passages": 16}
+    return [{**row, "budget": "2^-12", "noise_points": -cost_at_12}, {**row, "budget": "2^-32", "noise_points": -0.01}]
+
+
+def headroom_rows(at_last):
+    ours, theirs = {"kind": "pac", "release": "gaussian"}, {"kind": "matched", "reading": "generous"}
+    cells = [(ours, 10, 0.8), (ours, 100, at_last), (theirs, 10, 0.7), (theirs, 100, 0.1)]
+    row = {"epsilon": 1.0, "headroom_stderr": 0.005}
+    return [{**row, **method, "queries": queries, "headroom": value} for method, queries, value in cells]
+
+
+def coin_rows(shared):
+    cells = {"greedy": 0.8, "Gumbel, τ = 1.0": shared, "independent": 0.01}
+    row = {"budget": "2^-16", "unanimity_stderr": 0.01, "sequences": 50}
+    return [{**row, "variant": variant, "unanimity": value} for variant, value in cells.items()]
+
+
+@pytest.mark.parametrize(
+    ("text", "regime", "rows", "cases"),
+    [
+        ("Most of the cost", "accuracy", cost_rows, {HOLDS: 0.0095, OPEN: 0.008, FAILS: 0.003}),
+        ("At one bound PMixED", "pmixed", headroom_rows, {HOLDS: 0.8, OPEN: 0.76, FAILS: 0.6}),
+        ("Shared coins", "ablation", coin_rows, {HOLDS: 0.8, OPEN: 0.71, FAILS: 0.5}),
+    ],
+)
+def test_a_comparison_is_decided_only_beyond_its_errors(tool, text, regime, rows, cases):
+    """The open ones are on the side of the claim: a rule that compares points would say that they hold."""
+    for expected, value in cases.items():
+        assert decided(tool, text, regime, rows(value)) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "regime", "rows", "expected"),
+    [
+        ("No payload", "content", [GUARDED, {**GUARDED, "quorum": 0, "emitted_lacking": 9}], OPEN),
+        ("No payload", "content", [GUARDED, {**GUARDED, "quorum": 0}], None),
+        ("No payload", "content", [{**GUARDED, "quorum": 0, "emitted_lacking": 9}], None),
+        ("No payload", "content", [{**GUARDED, "emitted_lacking": 1}], FAILS),
+        ("No attack by chosen", "chosen_prompts", [PROMPTS], None),
+        ("No attack by chosen", "chosen_prompts", [PROMPTS, {**PROMPTS, "broken": "not found"}], None),
+        ("No attack by chosen", "chosen_prompts", [{**PROMPTS, "p_leak": 1e-9}], FAILS),
+    ],
+)
+def test_what_was_not_tested_is_no_claim_that_is_not_refuted(tool, text, regime, rows, expected):
+    """Without an emission in the control, or a broken mechanism that is found; what is refuted stays so."""
+    assert decided(tool, text, regime, rows) == expected
+
+
+def test_a_true_claim_with_a_margin_fails_in_at_most_one_result_of_a_hundred(tool):
+    """3,000 results of 16 passages whose true gap is just inside the margin of five points.
+
+    The rule allows 0.5 %, so more than 1 % is seen with probability 1e-4. Tested against zero, the same results fail.
+    """
+    rng = np.random.default_rng(7)
+    gaps = 0.049 + 0.01 * rng.normal(size=3000)
+    errors = 0.01 * np.sqrt(rng.chisquare(15, size=3000) / 15)
+    row = {"decoder": "gumbel", "budget": "2^-32", "passages": 16, "flip_limit_per_position": 0.5}
+    told = [
+        decided(
+            tool, "At tight budgets", "flatness", [{**row, "flip_dissent": 0.5 - gap, "flip_dissent_stderr": error}]
+        )
+        for gap, error in zip(gaps, errors, strict=True)
+    ]
+    assert 0 < told.count(FAILS) <= 30
+    assert np.mean(gaps > tool.claims.most_errors(1, [row]) * errors) > 0.9
+
+
+def test_the_step_of_a_curator_that_forgets_can_exceed_its_charge_by_what_the_page_says(tool):
+    """Against the bound that the study itself computes at that belief, at a small charge."""
+    prior, belief, charge = np.array([1.0, 127.0]) / 128.0, np.array([0.5, 0.5]), 1e-9
+    found = information_bound(belief, calibrate_noise(prior, charge)) / charge
+    assert tool.forgetful_step(128) == pytest.approx(found, rel=1e-6)
+    assert f"about {found:.0f} b" in section(tool.render(), tool.regime_named("forgetting").title)
+
+
+def test_a_design_of_as_many_worlds_does_not_hide_the_trained_ones(tool, studies):
+    path = studies / "recorded" / "results" / "worlds.json"
+    found = json.loads(path.read_text())
+    found["rows"] += [{**row, "dissent": 0.123} for row in found["rows"] if row["worlds"] == 128]
+    path.write_text(json.dumps(found))
+    lines = section(tool.render(studies), "Number of worlds").split("\n")
+    (trained,), (design,) = (
+        [line for line in lines if line.startswith(f"| 128, {name} |")] for name in ("all trained", "balanced")
+    )
+    assert "12.3%" in design
+    assert "12.3%" not in trained
 
 
 def test_a_failed_test_of_a_regime_is_on_the_page(tool, studies):
@@ -273,29 +523,67 @@ def test_a_payload_outside_the_support_is_a_tautology_only_while_it_is_never_emi
     assert "tautology" not in section(tool.render(studies), "Canaries")
 
 
-def test_what_changed_compares_with_the_earlier_page(tool, studies):
+def test_what_changed_compares_with_the_earlier_page_and_gives_each_figure_a_reason(tool, studies):
     from results_page.headlines import record
 
     path = studies / "earlier.json"
     mains = [study for study in tool.find_studies(studies) if study.folder.name in tool.MAIN]
     path.write_text(json.dumps(record(mains)))
-    assert section(tool.render(studies), "What changed") == ""
+    found = section(tool.render(studies), "What changed")
+    assert "Why:" not in found
+    assert "New evaluations: Wikipedia, recorded votes" in found
     earlier = json.loads(path.read_text())
     earlier["wiki"]["figures"]["kept, Gumbel"] |= {"value": 0.123, "basis": "64 positions, 2 passages"}
+    earlier["cables"]["figures"]["worlds agree"]["value"] = 0.5
     earlier["wiki"]["worlds"] = "other"
     path.write_text(json.dumps(earlier))
     found = section(tool.render(studies), "What changed")
     assert "| kept, Gumbel | Wikipedia | 12%" in found
     assert "64 positions, 2 passages → " in found
-    assert "trained again, other adapters from the same records: Wikipedia." in found
+    assert "- The worlds were trained again: other adapters from the same records. kept, Gumbel (Wikipedia).\n" in found
+    assert "- No reason is on record. worlds agree (diplomatic papers).\n" in found
+
+
+def test_every_change_of_the_committed_page_has_a_reason(tool):
+    found = section(tool.PAGE.read_text(encoding="utf-8"), "What changed")
+    assert "No reason is on record" not in found
+    assert ("\nWhy:\n\n- " in found) is ("| evaluation | earlier |" in found)
 
 
 def test_headlines_of_one_meaning_are_one_number(tool):
-    """Noiseless is the budget ∞, under both names."""
+    """Noiseless is the budget ∞, under both names; where secrets were drawn, one is drawn for all budgets."""
     for study in tool.find_studies():
         for row in study.rows("accuracy", budget="inf"):
+            (tight,) = study.rows("accuracy", budget="2^-32", decoder=row["decoder"])
             assert row["accuracy_private"] == pytest.approx(row["accuracy_noiseless"], abs=1e-12)
+            assert row["accuracy_private"] == pytest.approx(tight["accuracy_noiseless"], abs=1e-12)
             assert row["noise_points"] == pytest.approx(0.0, abs=1e-12)
+
+
+def test_an_evaluation_of_another_base_is_beside_the_main_ones_and_decides_what_they_cannot(tool, studies):
+    shutil.rmtree(studies / "tiny-wiki", ignore_errors=True)
+    shutil.copytree(studies / "wiki", studies / "tiny-wiki")
+    for name in ("worlds", "temperature"):
+        path = shutil.copy(studies / "recorded" / "results" / f"{name}.json", studies / "tiny-wiki" / "results")
+        found = json.loads(Path(path).read_text())
+        found["provenance"] |= {"base_name": "small base", "records": 7}
+        Path(path).write_text(json.dumps(found))
+    page, title = tool.render(studies), "Wikipedia, `tiny`"
+    assert f"\n| {title} | " in section(page, "Other texts, collections and bases")
+    assert f"| {title} | 1 |" in section(page, "Minutes of each stage")
+    assert title in section(page, "What was run")
+    assert title not in section(page, "Headlines") + section(page, "The paper's claims and figures")
+    for name in ("worlds", "temperature", "accuracy"):
+        assert "](results/tiny-wiki/results/" in section(page, tool.regime_named(name).title)
+    assert f"{title}, dissent |" in section(page, "Number of worlds")
+    assert f"{title}, kept" not in section(page, "Teacher-forced accuracy")
+    assert verdict("Fewer worlds", page, title) == verdict("Fewer worlds", page, "Wikipedia, recorded votes") != ""
+    assert verdict("Most of the gain", page, title) == ""
+    assert "## tiny-wiki: `tab:worlds`" in tool.render_tables(studies)
+    copied = studies / "tiny-wiki-collection-2" / "results"
+    copied.mkdir(parents=True)
+    shutil.copy(studies / "wiki" / "results" / "accuracy.json", copied)
+    assert f"| {title}, collection 2 |" in tool.render(studies)
 
 
 def test_later_collections_are_pooled_with_the_first(tool, studies):
@@ -306,7 +594,9 @@ def test_later_collections_are_pooled_with_the_first(tool, studies):
     )
     page = section(tool.render(studies), "Other texts, collections and bases")
     assert "| Wikipedia, collection 2 |" in page
-    assert "| Wikipedia, mean of 2 collections |" in page
+    (mean,) = [line for line in page.split("\n") if line.startswith("| Wikipedia, mean of 2 collections |")]
+    assert re.search(r"\| \d+% \(-?\d+% to \d+%\) \|", mean)
+    assert "±" not in mean
     (studies / "wiki-collection-2" / "results" / "accuracy.json").unlink()
     edit(studies / "wiki-collection-2" / "results" / "census.json", lambda row: row.update(worlds=7))
     assert "Wikipedia, collection 2" in tool.render(studies)

@@ -26,14 +26,16 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent / "gpu"))
 
 from paclm.privacy.bounds import round_up
+from paclm.privacy.calibration import pair_variance
+from paclm.study.expectation import IN_EXPECTATION
 from paclm.study.figure import save_figure
 from paclm.study.figures import all_figures
 from paclm.study.paper_numbers import PAPER
 from paclm.study.regimes import NAMES, regime_named
 from paclm.study.table import file_name_of, to_csv, to_latex, to_markdown
-from results_page import claims, layout
-from results_page.evaluation import CORPORA, MAIN, Evaluation, pool_collections
-from results_page.headlines import changes, reasons
+from results_page import claims, layout, pooling
+from results_page.evaluation import CORPORA, MAIN, TITLES, Evaluation, known_name, pool_collections
+from results_page.headlines import added, changes, reasons
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "research" / "results.md"
@@ -42,6 +44,10 @@ RESULTS = PAGE.with_name("results")
 TEMPLATES = Path(__file__).parent / "results_page"
 MOST_LINES = 12
 """Of the summary of a regime without a section of its own."""
+COMMANDS = (
+    "Commands as they were typed at that commit, where a regime may have belonged to another stage. `--train` without "
+    "a name trains nothing: leave it out where `--work` holds no worlds."
+)
 
 FILTERS: dict[str, Callable[..., Any]] = {
     "percent": lambda value, digits=0: f"{value:.{digits}%}",
@@ -53,11 +59,12 @@ FILTERS: dict[str, Callable[..., Any]] = {
 
 
 def find_studies(folder: Path = RESULTS) -> list[Evaluation]:
-    """Every evaluation of the folder, the main ones first."""
+    """Every evaluation of the folder, the main ones first, then in the order of TITLES."""
+    order = {name: place for place, name in enumerate(TITLES)}
     names = {path.parent.parent.name for path in folder.glob("*/results/*.json")}
-    others = sorted(names.difference(MAIN), key=lambda name: (MAIN[0] not in name, name))
-    ordered = [*(name for name in MAIN if name in names), *others]
-    return [Evaluation(folder / name) for name in ordered]
+    names_of_others = names.difference(MAIN)
+    others = sorted(names_of_others, key=lambda name: (order.get(known_name(name), len(order)), name))
+    return [Evaluation(folder / name) for name in (*(name for name in MAIN if name in names), *others)]
 
 
 @cache
@@ -79,6 +86,8 @@ def render(folder: Path = RESULTS) -> str:
     """The page of results."""
     studies = find_studies(folder)
     mains = [study for study in studies if study.folder.name in MAIN]
+    corpora = [study for study in studies if study.folder.name in CORPORA]
+    elsewhere = [claim for claim in claims.CLAIMS if not any(claim.check(study) for study in corpora)]
     earlier = json.loads((folder / "earlier.json").read_text(encoding="utf-8"))
     changed = changes(mains, earlier)
     text = (
@@ -87,21 +96,35 @@ def render(folder: Path = RESULTS) -> str:
         .render(
             studies=studies,
             mains=mains,
+            corpora=corpora,
+            claims_of={
+                "the paper": [one for one in claims.CLAIMS if not one.is_new and one not in elsewhere],
+                "new": [one for one in claims.CLAIMS if one.is_new and one not in elsewhere],
+                "elsewhere": elsewhere,
+            },
             sections=sections(studies),
             written=written(),
             changed=changed,
             reasons=reasons(changed, mains, earlier),
+            added=added(studies),
             search=json.loads((folder / "dp-search.json").read_text(encoding="utf-8")),
             section_of=lambda regime: f"sections/{regime}.md.j2",
             title_of=lambda regime: regime_named(regime).title,
             question_of=lambda regime: regime_named(regime).question,
             by_guessing=lambda study: 1.0 / study.origin["worlds"],
+            forgetful_step=lambda study: forgetful_step(study.origin["worlds"]),
             broken_promises=claims.broken_promises,
             paper_capacity=PAPER["tab:capacity"].rows,
             paper_cost=PAPER["tab:cost"].rows[(1,)],
-            cuts=layout.cuts_table(studies),
+            drawn=drawn(studies),
+            text_dissent=[
+                f"{row['tokens_until_dissent']:,} ({study.title})"
+                for study in corpora
+                for row in study.rows("releases", release="gaussian", budget="2^-32")
+            ],
             pooled=[pooled for study in studies if (pooled := pool_collections(study, studies))],
             alarm=claims.ALARM,
+            confidence=pooling.CONFIDENCE,
             most_lines=MOST_LINES,
             **{name: getattr(layout, name) for name in layout.__all__},
         )
@@ -109,15 +132,30 @@ def render(folder: Path = RESULTS) -> str:
     return squeeze(text)
 
 
-def sections(studies: Sequence[Evaluation]) -> list[tuple[str, list[Evaluation]]]:
-    """Every regime with a result, and the evaluations that its section shows: the two corpora if they have it."""
+def sections(studies: Sequence[Evaluation]) -> list[tuple[str, list[Evaluation], list[Evaluation]]]:
+    """Every regime with a result, the evaluations that its section shows (the corpora if they have it), and all."""
     found = []
     for name in NAMES:
         all_having = [study for study in studies if name in study.results]
         having = [study for study in all_having if study.folder.name in CORPORA] or all_having
         if having:
-            found.append((name, having))
+            found.append((name, having, all_having))
     return found
+
+
+def forgetful_step(num_worlds: int) -> float:
+    """To first order, by what factor a step's bound can exceed its charge if the noise is for the uniform prior.
+
+    One world votes otherwise and the belief in it is one half: the noise variances that both need, divided.
+    """
+    rare = 1.0 / num_worlds
+    return pair_variance(0.5, 0.5, 1.0) / pair_variance(rare, 1.0 - rare, 1.0)
+
+
+def drawn(studies: Sequence[Evaluation]) -> list[str]:
+    """Evaluations whose accuracy is of one draw of secret and noise, and no expectation."""
+    having = [study for study in studies if "accuracy" in study.results]
+    return [study.title for study in having if IN_EXPECTATION not in study.results["accuracy"].notes]
 
 
 def written() -> list[str]:
@@ -136,13 +174,15 @@ def squeeze(text: str) -> str:
 
 def render_tables(folder: Path = RESULTS) -> str:
     """All tables of all evaluations."""
+    studies = find_studies(folder)
     lines = ["# All tables", "", "Behind [the results](results.md). Written by `tools/make_results.py`.", ""]
-    for study in find_studies(folder):
+    for study in studies:
         for label, data in study.tables.items():
             lines += [f"## {study.folder.name}: `{label}`", "", to_markdown(data).strip(), ""]
     search = json.loads((folder / "dp-search.json").read_text(encoding="utf-8"))
     lines += ["## The search for settings of DP-SGD", "", layout.search_table(search), ""]
-    return "\n".join([*lines, "## The commands in full", "", layout.command_list(find_studies(folder)), ""])
+    lines += ["## Sizes that differ from the preset", "", layout.cuts_table(studies), ""]
+    return "\n".join([*lines, "## Commits and commands", "", COMMANDS, "", layout.command_table(studies), ""])
 
 
 def write_figures(page: str, folder: Path = RESULTS) -> None:

@@ -68,6 +68,18 @@ def test_an_interval_of_95_percent_covers_at_least_so_often(pooling, documents, 
         assert np.mean([covers(*as_if_normal(row)) for row in rows]) < 0.95 - 0.02
 
 
+def test_a_claim_about_few_collections_counts_them_and_not_their_passages(pooling):
+    """Claims allow one false alarm in a hundred; 2,000 studies have a standard error of 0.0022 there. As if all 64
+    passages were evidence about other collections, there are many.
+    """
+    from results_page.claims import most_errors
+
+    rows = [pooling.pool_rows(study) for study in simulate(0.0, 0.01, 0.0)]
+    gaps = np.array([abs(row["gain_points"] - TRUTH) / row["gain_stderr"] for row in rows])
+    assert np.mean(gaps > most_errors(1, rows)) < 0.01 + 4 * 0.0022
+    assert np.mean(gaps > most_errors(1, [{"passages": DOCUMENTS}])) > 0.08
+
+
 def test_held_out_records_that_each_collection_draws_are_shared_in_part(pooling):
     """2,000 studies of 3 draws of a fifth of 320 records, as above; as if none were shared, it covers too seldom."""
     rng = np.random.default_rng(1)

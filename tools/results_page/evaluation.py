@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from paclm.errors import InvalidInput
+from paclm.study.expectation import IN_EXPECTATION
 from paclm.study.figures import all_figures
 from paclm.study.regimes import NAMES, regime_named
 from paclm.study.results import Result, Row, load_results
@@ -31,11 +32,17 @@ TITLES = {
     "cables": "diplomatic papers",
     "wikitext": "WikiText test split",
     "collections": "Wikipedia, few worlds",
+    "tiny-wiki": "Wikipedia, `tiny`",
+    "tiny-cables": "diplomatic papers, `tiny`",
 }
-
-
+"""By the beginning of a folder's name, in the order of the page."""
 SCRIPTS = {"paper_run": "tools/gpu", "dp_run": "tools/gpu", "recorded_votes": "tools"}
 """What makes results, and where it is."""
+
+
+def known_name(name: str) -> str:
+    """The longest of TITLES that a folder's name begins with; without one the name."""
+    return max((known for known in TITLES if f"{name}-".startswith(f"{known}-")), key=len, default=name)
 
 
 @dataclass(frozen=True)
@@ -46,9 +53,10 @@ class Evaluation:
 
     @property
     def title(self) -> str:
-        """Of `wiki-collection-2`: Wikipedia, collection 2."""
-        corpus, *rest = self.folder.name.split("-")
-        return ", ".join(filter(None, (TITLES.get(corpus, corpus), " ".join(rest))))
+        """Of `tiny-wiki-collection-2`: Wikipedia, `tiny`, collection 2."""
+        known = known_name(self.folder.name)
+        rest = self.folder.name[len(known) :].strip("-").replace("-", " ")
+        return ", ".join(filter(None, (TITLES.get(known, known), rest)))
 
     @property
     def place(self) -> str:
@@ -59,6 +67,10 @@ class Evaluation:
     def results(self) -> dict[str, Result]:
         """The results, in the order of the study; those of regimes that are unknown here are left out."""
         found = load_results(self.folder / "results")
+        if "accuracy" in found and IN_EXPECTATION not in found["accuracy"].notes:
+            _take_common_secret(found["accuracy"])
+        if "worlds" in found:
+            _name_all_trained(found["worlds"])
         for row in found["cost"].select(what="serving") if "cost" in found else ():
             row.setdefault("context", found["cost"].scale.get("prompt", 0) + 1)  # older results timed one context
         return {name: found[name] for name in NAMES if name in found}
@@ -99,6 +111,14 @@ class Evaluation:
         heading = re.sub(r"[^\w\s-]", "", f"{self.folder.name}: {label}").replace(" ", "-")
         return f"[`{label}`](tables.md#{heading})"
 
+    def file(self, regime: str) -> str:
+        """The result file, as the pages link to it."""
+        return f"{self.place}/results/{regime}.json"
+
+    def sources(self, regime: str) -> str:
+        """Links to the tables of a regime and to its result file."""
+        return ", ".join([*map(self.link, self.labels(regime)), f"[JSON]({self.file(regime)})"])
+
     def figure(self, label: str, has_caption: bool = True) -> str:
         """A drawing; nothing where its regime was not run."""
         (figure,) = [figure for figure in all_figures() if figure.label == label]
@@ -123,6 +143,25 @@ class Evaluation:
         assert found, words
         script = found[0].partition(".")[0]
         return f"python {SCRIPTS[script]}/{found[0]}"
+
+
+def _take_common_secret(accuracy: Result) -> None:
+    """Give b = ∞ the secret of all other budgets, where results were drawn: older ones drew another for it.
+
+    Its row becomes that of a budget under which noise changed no token.
+    """
+    for row in accuracy.select(budget="inf"):
+        same = accuracy.select(decoder=row["decoder"], collection=row["collection"], same_as_noiseless=True)
+        for twin in [one for one in same if one["budget"] != "inf"][:1]:
+            row |= {name: value for name, value in twin.items() if name not in ("budget", "per_token_nats")}
+
+
+def _name_all_trained(worlds: Result) -> None:
+    """Call rows of all trained worlds so: a design may have been drawn for as many, and comes after them."""
+    trained = worlds.provenance.get("worlds")
+    for decoder in {row["decoder"] for row in worlds.rows} if trained in worlds.scale["sizes"] else ():
+        for row in worlds.select(decoder=decoder, worlds=trained)[:1]:
+            row["design"] = "all trained"
 
 
 @dataclass(frozen=True)

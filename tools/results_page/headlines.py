@@ -19,6 +19,7 @@ from paclm.study.expectation import IN_EXPECTATION
 from paclm.study.paper_numbers import NOTHING, PAPER
 from paclm.study.results import Result, Row, Value
 from paclm.worlds.layout import WORLDS_FILE
+from results_page import pooling
 from results_page.evaluation import Evaluation
 
 SAMPLES = ("positions", "passages", "sessions", "members")
@@ -30,6 +31,16 @@ class Figure(NamedTuple):
 
     cell: Cell
     basis: str  # what it was measured on
+    interval: tuple[float, float] | None = None  # where several collections are pooled
+
+    def shown(self) -> str:
+        """With its error, or with its interval: few collections would make an error read too narrowly."""
+        if self.interval is None:
+            return self.cell.ours()
+        value, low, high = (
+            replace(self.cell, value=end, stderr=None).ours() for end in (self.cell.value, *self.interval)
+        )
+        return f"{value} ({low} to {high})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +69,9 @@ class Headline:
             if divisor is None or not cell.value:
                 return None
             cell = replace(cell, value=int(cell.value / divisor.cell.value))
-        return Figure(cell, _basis(study.results[self.regime], row))
+        is_pooled = "collections" in row and cell.stderr is not None
+        ends = pooling.interval(row, self.value.split()[0]) if is_pooled else None
+        return Figure(cell, _basis(study.results[self.regime], row), ends)
 
 
 def _basis(result: Result, row: Row) -> str:
@@ -95,7 +108,15 @@ HEADLINES = {
             **_ACCURACY,
         ),
         _headline("kept, greedy", _KEPT, "accuracy", "retained_gain ±", ".0%", decoder="greedy", **_ACCURACY),
-        _headline("kept, Gumbel", _KEPT, "accuracy", "retained_gain ±", ".0%", decoder="gumbel", **_ACCURACY),
+        _headline(
+            "kept, Gumbel",
+            "the same, sampled votes",
+            "accuracy",
+            "retained_gain ±",
+            ".0%",
+            decoder="gumbel",
+            **_ACCURACY,
+        ),
         _headline(
             "kept without noise, Gumbel",
             "share that a uniformly drawn world keeps: b = ∞",
@@ -265,27 +286,47 @@ def changes(studies: Iterable[Evaluation], earlier: Mapping[str, Any]) -> list[C
     return found
 
 
-def reasons(changed: Iterable[Change], studies: Iterable[Evaluation], earlier: Mapping[str, Any]) -> list[str]:
-    """Why figures changed, as far as results and the earlier record tell."""
-    pairs = [(one.basis_before, one.basis_now) for one in changed]
-    retrained = [
+REDEFINED = {
+    "kept without noise, Gumbel": "b = ∞ has the same secret as every other budget; before, another was drawn for it."
+}
+"""Headlines whose figure is another one of the same results."""
+EARLIER = ("wiki", "cables", "wikitext", "collections")
+"""Evaluations of the earlier page."""
+
+
+def reasons(
+    changed: Iterable[Change], studies: Iterable[Evaluation], earlier: Mapping[str, Any]
+) -> dict[str, list[str]]:
+    """Why figures changed, as far as results and the earlier record tell: each reason with its headlines."""
+    retrained = {
         study.title
         for study in studies
         if study.folder.name in earlier and _worlds(study) != earlier[study.folder.name]["worlds"]
-    ]
-    told = [
-        (
-            any("in expectation" in now and "in expectation" not in before for before, now in pairs),
-            "Secret and noise are now in expectation; before, they were drawn.",
-        ),
-        (
-            any(_passages(now) > 2 * _passages(before) > 0 for before, now in pairs),
-            "Text is now stretches of all held-out records; before, the beginnings of a few, too few for good errors.",
-        ),
-        (bool(retrained), f"Worlds trained again, other adapters from the same records: {', '.join(retrained)}."),
-        (any(before != now for before, now in pairs), "Samples are of another size (last column)."),
-    ]
-    return [reason for applies, reason in told if applies]
+    }
+    found: dict[str, list[str]] = {}
+    for one in changed:
+        before, now = one.basis_before, one.basis_now
+        told = [
+            (
+                "in expectation" in now and "in expectation" not in before,
+                "Secret and noise are in expectation; before, they were drawn.",
+            ),
+            (
+                _passages(now) > 2 * _passages(before) > 0,
+                "Text is stretches of all held-out records; before, the beginnings of a few, too few for good errors.",
+            ),
+            (one.study in retrained, "The worlds were trained again: other adapters from the same records."),
+            (before != now, "The sample is of another size (last column)."),
+        ]
+        why = [reason for applies, reason in told if applies]
+        for reason in why or [REDEFINED.get(one.name, "No reason is on record.")]:
+            found.setdefault(reason, []).append(f"{one.name} ({one.study})")
+    return found
+
+
+def added(studies: Iterable[Evaluation]) -> list[str]:
+    """Evaluations that the earlier page did not have."""
+    return [study.title for study in studies if study.folder.name not in EARLIER]
 
 
 def _worlds(study: Evaluation) -> str | None:

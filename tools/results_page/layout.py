@@ -11,11 +11,12 @@ from paclm.study.cell import make_cell, write_label
 from paclm.study.regime import scale_in_words
 from paclm.study.regimes import regime_named
 from paclm.study.results import Row, plain
-from results_page.claims import CLAIMS
+from results_page.claims import Claim, Finding
 from results_page.evaluation import Evaluation
 from results_page.headlines import HEADLINES, Change, Figure
 
 __all__ = [
+    "bases",
     "beside",
     "changes_table",
     "claim_table",
@@ -23,11 +24,10 @@ __all__ = [
     "headline_table",
     "minutes_table",
     "notes",
-    "provenance_table",
+    "sessions_of",
+    "setup_table",
 ]
 """What templates use."""
-USUAL = ("corpus", "name", "base", "work", "out", "minutes")
-"""Options that say where files are, and how long a stage may take."""
 SPEED_ONLY = ("together", "queries_per_part", "universe.sequences")
 """Sizes that a regime's numbers do not depend on: of any, or of the one before the dot."""
 
@@ -48,13 +48,16 @@ def beside(
 ) -> str:
     """Rows of a regime by the label `line`, with these columns for every evaluation.
 
-    A column has a `value` and a `style`, as in `Column`, perhaps `is_bound`, and the values that select its row.
+    A column has a `value` and a `style`, as in `Column`, perhaps `is_bound`, and the values that select its row. A list
+    in `where` selects rows with any of its values.
     """
+    several = {name: where.pop(name) for name in list(where) if isinstance(where[name], list)}
     heads, found = [], []
     for study in studies:
         for heading, column in columns.items():
             chosen = {name: value for name, value in column.items() if name not in ("value", "style", "is_bound")}
             rows = study.rows(regime, **where, **chosen)
+            rows = [row for row in rows if all(row[name] in values for name, values in several.items())]
             heads.append(f"{study.title}, {heading}" if len(studies) > 1 else heading)
             found.append({write_label(line, row): _shown(row, column) for row in rows})
     lines = dict.fromkeys(label for cells in found for label in cells)
@@ -71,7 +74,7 @@ def _shown(row: Row, column: Mapping[str, Any]) -> str:
 
 
 def headline_table(studies: Sequence[Evaluation]) -> str:
-    """Every headline that one of these has, its definition, the evaluations, the paper, and the section with more."""
+    """Every headline that one of these has, linked to its section, with the paper's figure and its definition."""
     rows = []
     for name, headline in HEADLINES.items():
         found = [headline.figure(study) for study in studies]
@@ -80,14 +83,31 @@ def headline_table(studies: Sequence[Evaluation]) -> str:
             ours = [_with_context(figure) if figure else "–" for figure in found]
             rows.append(
                 [
-                    f"**{name}**",
+                    f"**[{name}](#{anchor(headline.regime)})**",
                     *ours,
                     theirs or "–",
                     headline.meaning,
-                    f"[{headline.regime}](#{anchor(headline.regime)})",
                 ]
             )
-    return markdown(["", *(study.title for study in studies), "the paper", "definition", "section"], rows)
+    return markdown(["", *(study.title for study in studies), "the paper", "definition"], rows)
+
+
+def bases(studies: Iterable[Evaluation]) -> str:
+    """Positions and passages of the accuracy of each, by decoder where they differ."""
+    words = []
+    for study in studies:
+        found = {name: HEADLINES[f"kept, {name}"].figure(study) for name in ("greedy", "Gumbel")}
+        each = {name: figure.basis.removesuffix(", in expectation") for name, figure in found.items() if figure}
+        same = len(set(each.values())) == 1
+        told = next(iter(each.values())) if same else "; ".join(f"{name} {basis}" for name, basis in each.items())
+        words.append(f"{study.title} {told}")
+    return "; ".join(words)
+
+
+def sessions_of(studies: Iterable[Evaluation]) -> str:
+    """Sessions of `releases` and their lengths."""
+    scales = [study.results["releases"].scale for study in studies if "releases" in study.results]
+    return " or ".join(dict.fromkeys(f"{s['sessions']} sessions of {s['tokens']:,} tokens" for s in scales))
 
 
 def _with_context(figure: Figure) -> str:
@@ -95,17 +115,17 @@ def _with_context(figure: Figure) -> str:
     return f"{figure.cell.ours()} ({figure.basis})" if figure.basis.startswith("context") else figure.cell.ours()
 
 
-def claim_table(studies: Sequence[Evaluation], is_new: bool) -> str:
-    """Every claim that one of these can decide: whether it holds, and the figures."""
-    rows = []
-    for claim in CLAIMS:
-        found = [claim.check(study) for study in studies]
-        if claim.is_new == is_new and any(found):
-            cells = [
-                f"{'**holds**' if one.holds else '**does not hold**'}: {one.evidence}" if one else "–" for one in found
-            ]
-            rows.append([claim.text, *cells])
-    return markdown(["claim", *(study.title for study in studies)], rows)
+def claim_table(studies: Sequence[Evaluation], claims: Iterable[Claim]) -> str:
+    """Every claim that one of these can decide: whether it holds, and the figures; nothing without one."""
+    found = {claim.text: [claim.check(study) for study in studies] for claim in claims}
+    found = {text: cells for text, cells in found.items() if any(cells)}
+    places = [i for i in range(len(studies)) if any(cells[i] for cells in found.values())]
+    rows = [[text, *(_verdict(cells[i]) for i in places)] for text, cells in found.items()]
+    return markdown(["claim", *(studies[i].title for i in places)], rows) if rows else ""
+
+
+def _verdict(found: Finding | None) -> str:
+    return f"**{found.verdict}**: {found.evidence}" if found else "–"
 
 
 def changes_table(changed: Iterable[Change]) -> str:
@@ -128,7 +148,7 @@ def evaluation_table(studies: Iterable[Evaluation], names: Sequence[str]) -> str
             if any(found):
                 title = study.title if len(numbers) == 1 else f"{study.title}, collection {number}"
                 worlds = f"{study.origin['worlds']}" if "worlds" in study.origin else "–"
-                rows.append([title, worlds, *(figure.cell.ours() if figure else "–" for figure in found)])
+                rows.append([title, worlds, *(figure.shown() if figure else "–" for figure in found)])
     return markdown(["", "worlds", *names], rows)
 
 
@@ -145,30 +165,30 @@ def minutes_table(studies: Iterable[Evaluation]) -> str:
     return markdown(["evaluation", "stage", "minutes", "training", "of these"], rows)
 
 
-def provenance_table(studies: Iterable[Evaluation]) -> str:
-    """For every section its result files, their commit, and the command that made them, without `USUAL` options."""
+def setup_table(studies: Iterable[Evaluation]) -> str:
+    """Sizes, base and machine; evaluations that share them are on one line."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for study in studies:
+        origin = study.origin
+        given = origin.get("arguments", {})
+        sizes = (origin["worlds"], origin.get("records"), given.get("canaries"), origin.get("held_out"))
+        cells = [*sizes, given.get("max_record_tokens"), origin["base_name"], origin["machine"]]
+        words = tuple("–" if cell is None else f"{cell:,}" if isinstance(cell, int) else cell for cell in cells)
+        found.setdefault(words, []).append(study.title)
+    columns = ["evaluation", "worlds", "records", "canaries of them", "held out", "tokens of each", "base", "machine"]
+    return markdown(columns, [["; ".join(titles), *words] for words, titles in found.items()])
+
+
+def command_table(studies: Iterable[Evaluation]) -> str:
+    """Every result file with its commit and its command, in full; each command once."""
     made: dict[tuple[str, str], list[str]] = {}
     for study in studies:
         for regime, result in study.results.items():
             commit = result.provenance.get("commit") or "not recorded"
-            link = f"[{study.folder.name}/{regime}]({study.place}/results/{regime}.json)"
-            made.setdefault((shorten(study.command(regime)), commit), []).append(link)
-    rows = [[", ".join(files), commit, f"`{command}`"] for (command, commit), files in made.items()]
-    return markdown(["evaluation/section", "commit", "command"], rows)
-
-
-def shorten(command: str) -> str:
-    """A command without the options that only say which files to read and write."""
-    return re.sub(rf" --({'|'.join(USUAL)})( [^-]\S*)+", "", command).partition("/")[2].removeprefix("gpu/")
-
-
-def command_list(studies: Iterable[Evaluation]) -> str:
-    """Every command in full, once."""
-    made: dict[str, list[str]] = {}
-    for study in studies:
-        for regime in study.results:
-            made.setdefault(study.command(regime), []).append(f"{study.folder.name}/{regime}")
-    return "\n".join(f"- {', '.join(names)}: `{command}`" for command, names in made.items())
+            link = f"[{study.folder.name}/{regime}]({study.file(regime)})"
+            made.setdefault((commit, study.command(regime)), []).append(link)
+    rows = [[", ".join(files), commit, f"`{command}`"] for (commit, command), files in made.items()]
+    return markdown(["results", "commit", "command"], rows)
 
 
 def notes(studies: Iterable[Evaluation], regime: str) -> list[str]:

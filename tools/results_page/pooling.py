@@ -35,6 +35,8 @@ from scipy.stats import t as student_t
 from paclm.errors import InvalidInput
 from paclm.study.results import Result, Row
 
+CONFIDENCE = 0.95
+"""Of an interval."""
 REGIMES = ("accuracy", "census", "releases", "flatness")
 """Regimes whose rows are the same in every collection."""
 KEYS = ("decoder", "budget", "release", "support_size")
@@ -78,7 +80,7 @@ def pool_rows(rows: Sequence[Row], shared: float = 1.0) -> Row:
     return pooled | {"collection": 1, "collections": len(rows)}
 
 
-def interval(row: Row, name: str, confidence: float = 0.95) -> tuple[float, float]:
+def interval(row: Row, name: str, confidence: float = CONFIDENCE) -> tuple[float, float]:
     """A confidence interval of a pooled value (module docstring)."""
     error = error_name(row, name)
     if error is None or row[error] is None:
