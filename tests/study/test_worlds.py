@@ -62,7 +62,7 @@ def test_all_worlds_give_the_numbers_of_the_accuracy_regime(small_lab, monkeypat
         (other,) = (one for one in rows if one["budget"] == budget)
         for name in ("retained_gain", "retained_gain_stderr"):
             assert row[name.replace("gain", f"gain_{end}")] == other[name]
-    assert (row["design"], row["subsets"], row["record_prior_sd"]) == ("balanced", 1, 0.0)
+    assert (row["design"], row["subsets"], row["record_prior_sd"]) == ("all trained", 1, 0.0)
     assert (row["kept_change_at_32"], row["kept_change_at_32_stderr"]) == (0.0, 0.0)  # paired with itself
 
 
@@ -110,6 +110,6 @@ def test_designs_are_trained_and_vote_on_the_same_text(tmp_path, texts, small_ba
     assert kinds == {
         (decoder, *kind)
         for decoder in ("greedy", "gumbel")
-        for kind in ((4, "columns"), (8, "balanced"), (4, "balanced"))
+        for kind in ((4, "columns"), (8, "all trained"), (4, "balanced"))
     }
     assert "design-4.safetensors" in Workspace.open(lab.workspace.path).manifest.adapters

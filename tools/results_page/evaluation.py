@@ -69,8 +69,6 @@ class Evaluation:
         found = load_results(self.folder / "results")
         if "accuracy" in found and IN_EXPECTATION not in found["accuracy"].notes:
             _take_common_secret(found["accuracy"])
-        if "worlds" in found:
-            _name_all_trained(found["worlds"])
         for row in found["cost"].select(what="serving") if "cost" in found else ():
             row.setdefault("context", found["cost"].scale.get("prompt", 0) + 1)  # older results timed one context
         return {name: found[name] for name in NAMES if name in found}
@@ -154,14 +152,6 @@ def _take_common_secret(accuracy: Result) -> None:
         same = accuracy.select(decoder=row["decoder"], collection=row["collection"], same_as_noiseless=True)
         for twin in [one for one in same if one["budget"] != "inf"][:1]:
             row |= {name: value for name, value in twin.items() if name not in ("budget", "per_token_nats")}
-
-
-def _name_all_trained(worlds: Result) -> None:
-    """Call rows of all trained worlds so: a design may have been drawn for as many, and comes after them."""
-    trained = worlds.provenance.get("worlds")
-    for decoder in {row["decoder"] for row in worlds.rows} if trained in worlds.scale["sizes"] else ():
-        for row in worlds.select(decoder=decoder, worlds=trained)[:1]:
-            row["design"] = "all trained"
 
 
 @dataclass(frozen=True)

@@ -537,9 +537,8 @@ def worlds(result: Result) -> Canvas:
     left, right = canvas.subplots(1, 2)
     for decoder, colour, words in (("greedy", ORANGE, "greedy"), ("gumbel", BLUE, "coupled Gumbel")):
         rows = sorted(result.select(decoder=decoder, collection=1), key=lambda row: row["worlds"])
-        most = max(row["worlds"] for row in rows)
-        lines = [row for row in rows if row["design"] == "columns" or row["worlds"] == most]
-        own = [row for row in rows if row["design"] == "balanced" and row["worlds"] != most]
+        lines = [row for row in rows if row["design"] != "balanced"]
+        own = [row for row in rows if row["design"] == "balanced"]
         columns = {"retained_gain_at_32": ("-", "o"), "retained_gain_noiseless": ("--", "^")}
         for column, (line, marker) in columns.items():
             label = f"{words}, {'2⁻³²' if column.endswith('32') else 'no noise'}"

@@ -75,7 +75,7 @@ def _of_columns(lab: Lab, votes: TextVotes, size: int, subsets: int, tight: Hits
     """One row: subsets of the trained worlds, or all of them."""
     rng, trained = lab.rng("worlds", "subsets", size), votes.num_worlds
     if size == trained:
-        return [{"design": "balanced", **measure(lab, votes, [np.arange(trained)], tight)}]
+        return [{"design": "all trained", **measure(lab, votes, [np.arange(trained)], tight)}]
     chosen = [rng.permutation(trained)[:size] for _ in range(subsets)]
     # of how many of `size` worlds a record is a member: hypergeometric
     prior_sd = math.sqrt((trained - size) / (trained - 1) / (4 * size))
@@ -187,7 +187,7 @@ REGIME = Regime(
         "paper": WorldsScale(65_408, 1, designs=(8, 16, 32, 64)),
     },
     run=run,
-    headlines=(headline("dissent, {decoder}, {worlds} worlds", "dissent ±", ".1%", design="balanced"),),
+    headlines=(headline("dissent, {decoder}, {worlds} worlds", "dissent ±", ".1%", design="all trained"),),
     in_short=in_short,
     for_each_collection=False,
 )
