@@ -354,11 +354,11 @@ PROMPTS |= {"p_membership": 0.5, "p_any_record": 1.0, "p_worst_record": None, "p
     ("text", "regime", "rows", "column", "cases"),
     [
         (
-            "A quorum costs",
+            "A quorum raises",
             "content",
             [{"part": "text", "quorum": 1, "decoder": "greedy", "change_at_32_stderr": 0.001}],
             "change_at_32",
-            {HOLDS: 0.0, OPEN: -0.005, FAILS: -0.02},
+            {HOLDS: 0.02, OPEN: 0.001, FAILS: -0.02},
         ),
         (
             "Other text",

@@ -1,6 +1,7 @@
 import json
 import math
 import subprocess
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -39,7 +40,7 @@ def test_rows_are_found_by_their_values_and_one_means_one():
             result.one(**wanted)
 
 
-def test_the_origin_names_everything_a_number_depends_on(study_template):
+def test_the_origin_names_everything_a_number_depends_on_and_no_folder(study_template):
     workspace = Workspace.open(study_template)
     origin = provenance(workspace, "a device")
     assert origin["adapters"]["worlds.safetensors"] == workspace.manifest.adapters["worlds.safetensors"]["sha256"]
@@ -47,6 +48,10 @@ def test_the_origin_names_everything_a_number_depends_on(study_template):
     assert origin["machine"].endswith("a device")
     assert {"commit", "corpus", "base", "base_name", "versions", "training", "command"} <= set(origin)
     assert "/" not in origin["base_name"]
+    manifest = replace(workspace.manifest, arguments={**workspace.manifest.arguments, "corpus": "/home/me/notes.jsonl"})
+    assert (
+        provenance(replace(workspace, manifest=manifest), "a device")["arguments"]["corpus"] == "notes.jsonl"
+    )  # results are published
 
 
 def test_the_commit_is_that_of_paclm_and_never_of_a_checkout_it_is_installed_in(tmp_path, monkeypatch):

@@ -531,16 +531,19 @@ def _temperature(study: Evaluation) -> Finding | None:
     return Finding(verdict, f"{lead} points ({best['rule']})")
 
 
-@claim("A quorum costs less than half a point of accuracy at 2^-32.", "content", is_new=True)
-def _quorum_is_cheap(study: Evaluation) -> Finding | None:
+@claim("A quorum raises the accuracy of the paper's release at 2^-32.", "content", is_new=True)
+def _quorum_helps(study: Evaluation) -> Finding | None:
     rows = [row for row in study.rows("content", part="text") if row["quorum"] and row["change_at_32_stderr"]]
     if not rows:
         return None
-    costs, errors = [-row["change_at_32"] for row in rows], [row["change_at_32_stderr"] for row in rows]
-    worst = rows[costs.index(max(costs))]
-    verdict = within(costs, errors, 0.005, most_errors(len(rows), study.rows("accuracy"), sides=1))
-    change = points(worst["change_at_32"], worst["change_at_32_stderr"])
-    return Finding(verdict, f"at worst {change} points (quorum {worst['quorum']}, {worst['decoder']})")
+    gaps = [row["change_at_32"] / row["change_at_32_stderr"] for row in rows]
+    most = most_errors(len(rows), study.rows("accuracy"), sides=1)
+    least = min(rows, key=lambda row: row["change_at_32"])
+    change = points(least["change_at_32"], least["change_at_32_stderr"])
+    return Finding(
+        decide(min(gaps) > most, min(gaps) < -most),
+        f"by at least {change} points (quorum {least['quorum']}, {least['decoder']})",
+    )
 
 
 @claim("No payload that lacks the quorum is emitted.", "content", is_new=True)

@@ -99,7 +99,7 @@ def provenance(workspace: Workspace, device: str) -> dict[str, Any]:
         "base": workspace.base.fingerprint,
         "base_name": Path(workspace.base.name).name,
         "adapters": {name: entry["sha256"] for name, entry in manifest.adapters.items()},
-        "arguments": dict(manifest.arguments),
+        "arguments": {name: file_name(value) for name, value in manifest.arguments.items()},
         "training": asdict(workspace.training),
         **provenance_of_run(device),
     }
@@ -111,8 +111,13 @@ def provenance_of_run(device: str) -> dict[str, Any]:
         "commit": _commit(),
         "versions": {"python": platform.python_version(), **{name: metadata.version(name) for name in _LIBRARIES}},
         "machine": f"{platform.system()} {platform.machine()}, {device}",
-        "command": " ".join(Path(word).name if word.startswith("/") else word for word in sys.argv),
+        "command": " ".join(map(file_name, sys.argv)),
     }
+
+
+def file_name(value: Any) -> Any:
+    """Of an absolute path its last part: results are published, and name no folder of the machine."""
+    return Path(value).name if isinstance(value, str) and value.startswith("/") else value
 
 
 def _commit() -> str | None:
