@@ -363,7 +363,7 @@ PROMPTS |= {"p_membership": 0.5, "p_any_record": 1.0, "p_worst_record": None, "p
         (
             "Other text",
             "controls",
-            [{"trained_on": "other text", "share_stderr": 0.05, "passages": 100}],
+            [{"trained_on": "other text", "decoder": "greedy", "share_stderr": 0.05, "passages": 100}],
             "share",
             {HOLDS: 0.2, OPEN: 0.5, FAILS: 0.8},
         ),

@@ -590,11 +590,11 @@ def _other_text(study: Evaluation) -> Finding | None:
     rows = [row for row in study.rows("controls", trained_on="other text") if row["share_stderr"]]
     if not rows:
         return None
-    verdict = within(
-        *([row[name] for row in rows] for name in ("share", "share_stderr")), 0.5, most_errors(len(rows), rows, sides=1)
-    )
+    values, errors = ([row[name] for row in rows] for name in ("share", "share_stderr"))
+    verdict = within(values, errors, 0.5, most_errors(len(rows), rows, sides=1))
     spare = [row for row in study.rows("controls", trained_on="spare records") if row["share_stderr"]]
-    words = [" and ".join(share(row["share"], row["share_stderr"]) for row in each) for each in (rows, spare)]
-    return Finding(
-        verdict, f"{words[0]} (greedy, Gumbel)" + (f"; spare records of the source {words[1]}" if spare else "")
-    )
+    words = [
+        " and ".join(f"{share(row['share'], row['share_stderr'])} {row['decoder']}" for row in each)
+        for each in (rows, spare)
+    ]
+    return Finding(verdict, words[0] + (f"; spare records of the source {words[1]}" if spare else ""))
