@@ -309,7 +309,7 @@ HOLDS, FAILS, OPEN = "holds", "does not hold", "not refuted"
                 FAILS: {"leaked_nats": 100.0},
             },
         ),
-        ("Whoever holds", "universe", {HOLDS: {"auc": 0.99}, FAILS: {"auc": 0.6}}),
+        ("An attacker who holds", "universe", {HOLDS: {"auc": 0.99}, FAILS: {"auc": 0.6}}),
         ("Two simple attacks", "universe", {OPEN: {"auc": 0.5}, FAILS: {"auc": 0.8}}),
         ("Canaries are not", "canaries", {OPEN: {"gap_nats": 0.0}, FAILS: {"gap_nats": 5.0}}),
         (

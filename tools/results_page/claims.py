@@ -442,7 +442,7 @@ def _dp(study: Evaluation) -> Finding:
 
 
 @claim(
-    "Whoever holds the adapters can tell whether a record is in the corpus (AUC above nine tenths).",
+    "An attacker who holds the adapters can tell whether a record is in the corpus (AUC above nine tenths).",
     "universe",
     is_new=True,
 )
