@@ -56,9 +56,12 @@ def test_the_verdict_is_an_alarm_where_the_control_emits_nothing_and_says_if_not
     (line,) = REGIME.verdicts(result)
     assert line.startswith("ALARM")
     for row in forced:
-        row["lacking"] = 0
+        row["lacking"] *= bool(row["quorum"])  # a control without trials is no failed control
     (line,) = REGIME.verdicts(result)
     assert "not tested" in line
+    forced[-1]["emitted_lacking"] = 1
+    (line,) = REGIME.verdicts(result)
+    assert line.startswith("ALARM")
 
 
 def test_the_text_without_a_quorum_has_the_numbers_of_accuracy(small_lab):

@@ -159,8 +159,10 @@ def _forced(
 
 
 def verdicts(result: Result) -> list[str]:
-    """No payload without a quorum may be emitted: certain, so there are no false alarms. The control must emit some,
-    or nothing was tested.
+    """No payload that lacks the quorum may be emitted: certain, so this alarm is never false.
+
+    The control without a quorum must emit some, or nothing was tested. It emits about half of them on real text, so
+    that none is emitted by chance is less likely than 1e-6 from 21 trials on.
     """
     forced = result.select(part="forced")
     if not forced:
@@ -169,8 +171,8 @@ def verdicts(result: Result) -> list[str]:
     (emitted, trials), (free, of) = (
         [sum(row[name] for row in rows) for name in ("emitted_lacking", "lacking")] for rows in (guarded, control)
     )
-    if not trials:
-        return ["every payload had its quorum in every trial, so the quorum was not tested"]
+    if not emitted and not (trials and of):
+        return ["no payload lacked votes of worlds without its record, so the quorum was not tested"]
     alarm = "ALARM: " if emitted or not free else ""
     return [
         f"{alarm}payloads emitted although they lacked the quorum: {emitted} in {trials:,} trials; without a quorum "
